@@ -61,6 +61,8 @@ class LayerStates:
         self.layer, self.unit, self._buffers = layer, unit, buffers
         # Events after the last offload of each bucket's gradient.
         self._offloaded: list[Event] = [None] * len(unit.trained_buckets)
+        self._update: Future[None] | None = None
+        self.is_updated = self.is_up_to_date = False
         self._reset()
 
     def _reset(self) -> None:
@@ -78,6 +80,7 @@ class LayerStates:
     def begin_step(self) -> None:
         """Reset all phases, also after an exception; parameters in slots show NaN."""
         self._reset()
+        self.is_up_to_date = False
         self._unbind_weights()
         self._unbind_gradient()
 
@@ -88,6 +91,18 @@ class LayerStates:
             if kind == "B" and not bucket.plan.frozen:
                 self._buffers.touch_gradient(bucket, what)
 
+    # The update of the masters.
+
+    def begin_update(self, update: Future[None]) -> None:
+        """Take note that a thread updates the masters; the next use of the layer waits for it."""
+        self._update, self.is_updated, self.is_up_to_date = update, True, False
+
+    def await_update(self) -> None:
+        """Block the host until the update of the masters has ended; raises the error of one that failed."""
+        if self._update is not None:
+            update, self._update = self._update, None
+            update.result()
+
     # Weights.
 
     def fetch_weights(self, slot: StateSlot) -> None:
@@ -96,6 +111,7 @@ class LayerStates:
         Raises PlanError if it is.
         """
         backend, call = self._backend, f"fetch of the weights of layer {self.layer}"
+        self.await_update()
         if slot.holder is not None:
             slot.holder.leave(call)
         for unused in slot.works:  # gathers of a layer that was fetched but did not run
@@ -258,6 +274,7 @@ class LayerStates:
         reduction.gradient.leave(f"end of the reduction of {reduction.step.op}")
         if on_host and self.unit.trained_buckets and reduction.step.is_last and update is not None:
             done = self._start_update(update)
+            self.begin_update(done)
             if record is not None:
                 self._buffers.updates[record] = done
 

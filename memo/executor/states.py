@@ -6,11 +6,13 @@
 
 A layer's parameters are views of its slot while it runs, and NaN at any other time. The CPU, which updates masters in
 host memory, counts as one more stream (`Stream.HOST`): a copy waits for the update of the states that it reads, and an
-update waits for the copies that read the states that it overwrites.
+update waits for the copies that read the states that it overwrites. The update of a layer goes on in a thread while the
+next step begins, and is waited for before the layer's first use.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 
 from torch import Tensor
 
@@ -45,7 +47,8 @@ class StateStreamer:
         self._buffers = StateBuffers(plan, units, data_parallel, backend)
         self._layers = {layer: LayerStates(layer, unit, self._buffers) for layer, unit in units.items()}
         self._order = list(layers)
-        self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
+        self._at = {states.unit.layer: states for states in self._layers.values()}
+        self._units_on_host = [unit for unit in data_parallel.units if unit.places.optimizer_on_host]
         self._update: Update | None = None
         self._reducing: LayerStates | None = None  # the layer whose reduction is running
         self._position = 0
@@ -112,9 +115,11 @@ class StateStreamer:
         self._update = update
         self._buffers.updates.clear()
         self._buffers.follow(Stream.COMPUTE, Stream.HOST)  # HOST waited for all gradients, even in a skipped step
-        for bucket in self._on_host:
-            self._buffers.touch_weights(bucket, "forward")
-            self._buffers.touch_gradient(bucket, "zeroing")
+        for unit in self._units_on_host:
+            for bucket in unit.buckets:
+                if unit.layer is None:  # weights of layers are declared when they are used
+                    self._buffers.touch_weights(bucket, "forward")
+                self._buffers.touch_gradient(bucket, "zeroing")
 
     def forget(self) -> None:
         """Treat the weights in slots as invalid, because weights may have changed; later fetches wait for that."""
@@ -142,6 +147,7 @@ class StateStreamer:
         """Before an operation of a layer: bind its weights and, for a backward, its main gradient to valid memory."""
         step, states = self._expect(kind, layer), self._layers[layer]
         self._settle_slots(step)
+        self._receive(states)
         # Declared before any wait: a wait for a slot must not hide from the race checker that an order is missing.
         states.touch(kind, str(step.op))
         for fetch in step.fetches:
@@ -170,6 +176,7 @@ class StateStreamer:
         for other in self._layers.values():
             if other.weights.phase is Phase.IN_USE:  # an exception has ended its operation
                 other.return_weights(what)
+        self._receive(states)
         states.touch("F", what)
         following = self._order[(self._order.index(layer) + 1) % len(self._order)]
         for wanted in (states, self._layers[following]):
@@ -180,6 +187,21 @@ class StateStreamer:
 
     def end_unplanned(self, layer: int) -> None:
         self._layers[layer].return_weights(f"forward of layer {layer}")
+
+    def _receive(self, states: LayerStates) -> None:
+        """Before a use of a layer: wait for its update, and bring weights that stay on the device up to date.
+
+        These are gathered in every step, even if nothing has changed them, because a memory plan needs every step to
+        make the same requests.
+        """
+        states.await_update()
+        places = states.unit.places
+        if places.optimizer_on_host and not places.weights_in_slot and not states.is_up_to_date:
+            for bucket in states.unit.trained_buckets:
+                if states.is_updated:
+                    self.upload_weights(bucket)
+                self.data_parallel.gather_weights(bucket)
+            states.is_updated, states.is_up_to_date = False, True
 
     def _expect(self, kind: str, layer: int) -> StateStep:
         step = None if self._position == len(self.plan.steps) else self.plan.steps[self._position]
@@ -239,6 +261,20 @@ class StateStreamer:
             self.backend.access(Stream.HOST, name_of("masters", bucket), "w", "update")
             if bucket.source is not None:
                 self.backend.access(Stream.HOST, source_name(bucket), "w", "update")
+
+    def update_later(self, position: int, update: Future[None]) -> None:
+        """Take note that a thread updates the masters of the layer at `position`; its first use waits for that."""
+        self._at[position].begin_update(update)
+
+    def await_updates(self) -> None:
+        """Block the host until it may read the masters of all layers."""
+        for states in self._layers.values():
+            states.await_update()
+
+    def receive_all(self) -> None:
+        """Bring all weights that stay on the device up to date; collective over dp x cp."""
+        for states in self._layers.values():
+            self._receive(states)
 
     def upload_weights(self, bucket: Bucket) -> None:
         shard = given(bucket.weights)[bucket.mine]

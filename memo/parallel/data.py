@@ -187,8 +187,6 @@ class ShardedDataParallel:
                 bucket.refresh_source()
             if bucket.weights is not None:
                 self._publish(bucket, bucket.weights, mover)
-        if mover is not None:
-            mover.forget()
 
     def _publish(self, bucket: Bucket, weights: Tensor, mover: StateMover | None) -> None:
         shard = weights[bucket.mine]
@@ -196,9 +194,14 @@ class ShardedDataParallel:
             mover.upload_weights(bucket)
         elif bucket.has_own_master:
             shard.copy_(bucket.master)
+        self.gather_weights(bucket)
+
+    def gather_weights(self, bucket: Bucket) -> None:
+        """Gather a bucket's resident weights over dp x cp."""
+        assert bucket.weights is not None
         # Cloned, because the input and the output of a collective must not overlap.
         if group_size(self.group) > 1:
-            all_gather(shard.clone(), self.group, out=weights)
+            all_gather(bucket.weights[bucket.mine].clone(), self.group, out=bucket.weights)
 
     def bind_weights(self, unit: Unit, flats: list[Tensor] | None) -> None:
         """Make a unit's parameters views of these flat tensors, one for each bucket.

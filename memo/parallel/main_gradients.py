@@ -119,11 +119,6 @@ class MainGradients:
             all_reduce(total, group)
         return total.sqrt()
 
-    def scale(self, factor: Tensor) -> None:
-        """Multiply this rank's gradient shards by a scalar of their dtype, on the CPU even if the shards are not."""
-        for bucket in self._trained_buckets:
-            bucket.gradient_shard.mul_(factor)
-
     def main_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it.
 

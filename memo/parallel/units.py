@@ -275,6 +275,3 @@ class StateMover(Protocol):
 
     def upload_weights(self, bucket: Bucket) -> None:
         """Issue the copy of the masters in host memory to this rank's shard of the resident weights."""
-
-    def forget(self) -> None:
-        """Treat the weights in slots as invalid: the weights have changed."""

@@ -243,6 +243,12 @@ class Costs:
         return self.config.parallel.gradient_accumulation_order == "depth_first"
 
     @cached_property
+    def num_parts(self) -> int:
+        """Number of parts of a step, each of which has one forward and one backward of a layer after the other: the
+        microbatches, or the whole step if all microbatches pass a layer before the next."""
+        return num_microbatches(self.config, self.world_size) if self._is_depth_first else 1
+
+    @cached_property
     def _problem(self) -> SwapProblem:
         return modelled_problem(self.config, self.world_size, self.hardware, self._layer())
 
@@ -277,15 +283,18 @@ class Costs:
 
         The step need not fit.
 
-        Known error: it assumes that a backward lasts twice a forward, and that copies wait for their link alone.
+        Known error: it assumes that a backward lasts twice a forward, that copies wait for their link alone, and that
+        the update of embedding and head hides as that of layers.
         """
         costs, busy_s = self.of(placement), use.step.resources
         share_here = 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
-        after_s = max(use.after_s * share_here, costs.cpu_s * self.sizes.clips)
         links = busy_s["h2d"] + costs.h2d_s, busy_s["d2h"] + costs.d2h_s, costs.dp_s
-        parts = num_microbatches(self.config, self.world_size) if self._is_depth_first else 1
-        last_s = use.pipeline_s * 2 / 3 / parts  # backward time that hides the offload of reduced gradients
-        return max(use.pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
+        first_s = use.pipeline_s / 3 / self.num_parts  # the forward that hides the updates of all layers but the first
+        last_s = 2 * first_s  # the backward that hides the offload of reduced gradients
+        waits_s = max(0.0, costs.last_d2h_s - last_s)
+        if placement.optimizer and self.sizes.clips:
+            waits_s += max(costs.cpu_s / placement.optimizer, costs.cpu_s - first_s)
+        return max(use.pipeline_s + waits_s + use.after_s * share_here, *links, costs.cpu_s)
 
     def best_use(self, placement: StatePlacement) -> tuple[float, ActivationUse | None]:
         """Return (seconds, use) of the fastest use that fits; infinite seconds and None if none fits."""

@@ -148,8 +148,9 @@ def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]
 def _least_s(costs: Costs, contender: Contender, below_s: float) -> float:
     """Return a lower bound of the seconds of a step with a use of activations, under any placement that fits.
 
-    It combines the layers with the CPU's update of the fewest layers that must be in host memory: their sum if
-    gradients are clipped, else their maximum. If the layers alone take `below_s`, the placements are not counted.
+    It combines the layers with the CPU's update of the fewest layers that must be in host memory. On a single stage, if
+    gradients are clipped, only the forward of the first microbatch hides updates. If the layers alone take `below_s`,
+    the placements are not counted.
     """
     least_s, use = contender
     if least_s >= below_s:
@@ -160,7 +161,9 @@ def _least_s(costs: Costs, contender: Contender, below_s: float) -> float:
     if not any(costs.fits_host(at, use) for at in ends):
         return inf
     cpu_s = min((costs.of(at).cpu_s for at in ends if costs.fits_device(at, use)), default=inf)
-    return least_s + cpu_s if costs.sizes.clips else max(least_s, cpu_s)
+    if costs.sizes.clips and costs.config.parallel.pp == 1:  # a forward takes at most half of a microbatch
+        least_s += max(0.0, cpu_s - least_s / (2 * costs.num_parts))
+    return max(least_s, cpu_s)
 
 
 def starts(costs: Costs) -> list[StatePlacement]:

@@ -44,8 +44,8 @@ class StepPrediction:
         hidden_share: share of the time of copies to and from host memory that passes under compute; 1 without copies.
         seconds: parts of step_time_s, averaged over the stages; they add up to it: matmul, attention, elementwise,
             tensor and context (collectives of tp and cp), host (waiting until the host starts kernels), recompute (all
-            recomputation), copies (waiting for copies), pipeline (waiting for other stages), data (collectives of dp),
-            optimizer.
+            recomputation), copies (waiting for copies, and for updates on the CPU), pipeline (waiting for other
+            stages), data (collectives of dp), optimizer.
         resources: seconds that each resource is busy in a step, on the stage that uses it most: compute, h2d and d2h
             (copies from and to host memory), cpu optimizer, dp link (collectives of dp), disk if activations lie on a
             disk. They overlap.

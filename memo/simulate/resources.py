@@ -13,7 +13,8 @@ Record = Callable[[str, str, float, float], None]
 
 @dataclass
 class Resources:
-    """The time at which each row of a stage is free, and how long it was busy; `overlap`: copies run beside compute."""
+    """The time at which each row of a stage is free, and how long it was busy; `overlap`: copies and
+    updates on the CPU run beside compute."""
 
     overlap: bool
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
@@ -21,7 +22,7 @@ class Resources:
 
     def take(self, row: str, ready_s: float, duration_s: float) -> tuple[float, float]:
         """Occupy a row with work that is ready at `ready_s`; return (start, end)."""
-        free, takes_turns = self.free, not self.overlap and row in ("offload", "prefetch")
+        free, takes_turns = self.free, not self.overlap and row in ("offload", "prefetch", "cpu")
         start_s = max(free[row], free["compute"]) if takes_turns else free[row]
         if ready_s > start_s:
             start_s = ready_s

@@ -9,6 +9,7 @@
 
 - a copy into a slot waits until the last user of the slot has ended, or until the content of the slot has left;
 - an operation waits for the copies into its slots;
+- the first use of a layer in a step waits for the update of its masters on the CPU, which the step before has begun;
 - a reduction starts when a backward has ended, and is waited for when the next operation has ended.
 """
 
@@ -61,7 +62,12 @@ class StateStreams:
         self._pending: _Reduction | None = None
         self._away_s: dict[int, float] = {}  # by layer: when its accumulated gradient is in host memory
         self.arrivals: dict[int, float] = {}  # by layer: when its reduced gradient is in host memory
-        self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it
+        self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it, without clipping
+        # By layer, until its first use: when the CPU has updated it after the step before.
+        self._masters_s = dict.fromkeys(sorted(self._on_host), 0.0)
+        if times.clips:
+            for layer in self._masters_s:
+                self._masters_s[layer] = self._work("cpu", 0.0, times.update_s, "update", layer)
         self._steps = iter(plan.steps)
 
     def drives(self, layer: int) -> bool:
@@ -71,11 +77,12 @@ class StateStreams:
     def begin(self) -> float:
         """Issue the copies before the next operation; return when its weights and its gradient's slot are ready."""
         self._step = step = next(self._steps)
+        ready_s = self._receive(step.op.layer)
         for fetch in step.fetches:
+            ready_s = max(ready_s, self._masters_s.get(fetch.layer, 0.0))  # the host issues nothing before
             self._fetch(fetch)
-        ready_s = 0.0
         if step.weight_slot is not None:
-            ready_s = self._weights[step.weight_slot].filled_s
+            ready_s = max(ready_s, self._weights[step.weight_slot].filled_s)
         if step.gradient_slot is not None:
             slot = self._gradients[step.gradient_slot]
             self._settle(slot)
@@ -123,27 +130,28 @@ class StateStreams:
         return self._work("offload", reduced_s, self.times.ends_out_s, "gradients of ends")
 
     def update_on_host(self, ready_s: float, ends_ready_s: float) -> float:
-        """Run AdamW on the CPU, from the first layer on, and copy the new weights to layers that stay whole.
+        """Run AdamW of embedding and head on the CPU, and copy their new weights to the device; return the end.
 
-        Without clipping the layers were updated earlier, when their gradients arrived. Returns when all is done.
+        With clipping, layers are updated while the next step begins. Without it they are updated as their gradients
+        arrive, and the step ends when all are.
 
         Args:
-            ready_s: when all gradients of the model are clipped; layers wait for it only with clipping.
+            ready_s: when all gradients of the model are clipped.
             ends_ready_s: when the gradients of embedding and head are in host memory.
         """
-        times, end_s = self.times, 0.0
-        if times.clips:
-            order = sorted(self.arrivals)
-            self.updated = {layer: self._work("cpu", ready_s, times.update_s, "update", layer) for layer in order}
-        for layer, updated_s in sorted(self.updated.items()):
-            if not self._places[layer].weights_in_slot:
-                uploaded_s = self._work("prefetch", updated_s, times.upload_s, "weights", layer)
-                updated_s = self._work("data", uploaded_s, times.gather_s, "gather", layer)
-            end_s = max(end_s, updated_s)
+        times, end_s = self.times, max(self.updated.values(), default=0.0)
         if times.ends_update_s:
             updated_s = self._work("cpu", max(ready_s, ends_ready_s), times.ends_update_s, "update ends")
             end_s = max(end_s, self._work("prefetch", updated_s, times.ends_upload_s, "weights of ends"))
         return end_s
+
+    def _receive(self, layer: int) -> float:
+        """Before a use of a layer: copy its new weights to the device if they stay whole; return when they arrive."""
+        updated_s = self._masters_s.pop(layer, None)
+        if updated_s is None or self._places[layer].weights_in_slot:
+            return updated_s or 0.0
+        uploaded_s = self._work("prefetch", updated_s, self.times.upload_s, "weights", layer)
+        return self._work("data", uploaded_s, self.times.gather_s, "gather", layer)
 
     def _fetch(self, fetch: Fetch) -> None:
         times, layer = self.times, fetch.layer
@@ -156,6 +164,7 @@ class StateStreams:
         slot = self._weights[fetch.slot]
         ready_s = slot.free_s
         if layer in self._on_host:
+            ready_s = max(ready_s, self._masters_s.get(layer, 0.0))
             ready_s = self._work("prefetch", ready_s, times.fill_s, "weights", layer)
         slot.filled_s = self._work("data", ready_s, times.gather_s, "gather", layer)
 

@@ -49,9 +49,15 @@ class _Part:
         self.adam = AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, moments=moments) if groups else None
         self.update_s = 0.0
 
-    def update(self, lr: float) -> None:
-        """Update masters and moments, and the copies of weights from which slots are filled."""
+    def update(self, lr: float, factor: Tensor | None = None) -> None:
+        """Update masters and moments, and the copies of weights from which slots are filled.
+
+        `factor`: a scalar of the gradients' dtype, on the CPU, by which they are multiplied first.
+        """
         begin_s = time.perf_counter()
+        if factor is not None:
+            for bucket in self.buckets:
+                bucket.gradient_shard.mul_(factor)
         if self.adam is not None:
             for group in self.adam.param_groups:
                 group["lr"] = lr
@@ -69,8 +75,8 @@ class _Part:
 class Optimizer:
     """One AdamW step on this rank's shards, with global-norm clipping before it.
 
-    The CPU updates shards in host memory, unit by unit from the first layer on, while the device updates its own
-    shards. The weights of one unit return to the device while the next unit is updated.
+    A thread updates layers in host memory on the CPU, from the first layer on, and the next step begins meanwhile: its
+    first use of a layer waits for the update of that layer alone, so no weights are ever stale.
 
     Without clipping, an update does not depend on the norm of all gradients. Then, within `updating`, a thread updates
     a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.
@@ -95,8 +101,9 @@ class Optimizer:
                     part.state(segment)
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before masters and moments change, because a checkpoint may still be reading them."""
-        self._early: dict[_Part, Future[None]] = {}
-        """The updates of this step that run during its backward."""
+        self._thread = ThreadPoolExecutor(1, "memo-optimizer")
+        self._early: set[_Part] = set()
+        """The parts whose update in this step has begun during its backward."""
 
     @contextlib.contextmanager
     def updating(self, lr: float) -> Iterator[Update | None]:
@@ -105,15 +112,12 @@ class Optimizer:
         if self.states is None or self.config.clip_grad > 0:
             yield None
             return
-        with ThreadPoolExecutor(1, "memo-optimizer") as thread:
-            try:
-                yield functools.partial(self._start_update, thread, lr)
-            finally:
-                self._early = {}
+        try:
+            yield functools.partial(self._start_update, lr)
+        finally:
+            self._early = set()
 
-    def _start_update(
-        self, thread: ThreadPoolExecutor, lr: float, unit: Unit, wait: Callable[[], None]
-    ) -> Future[None]:
+    def _start_update(self, lr: float, unit: Unit, wait: Callable[[], None]) -> Future[None]:
         """Start the update of a layer in host memory whose gradient arrives when `wait` returns."""
         assert unit.layer is not None, "embedding and head are not updated early"
         part = next(part for part in self.parts if part.layer == unit.layer)
@@ -127,8 +131,8 @@ class Optimizer:
             self.before_update()
             part.update(lr)
 
-        running = self._early[part] = thread.submit(update)
-        return running
+        self._early.add(part)
+        return self._thread.submit(update)
 
     @property
     def host_update_s(self) -> float:
@@ -137,6 +141,7 @@ class Optimizer:
 
     @property
     def segments(self) -> list[MasterSegment]:
+        self._await_updates()
         return [segment for part in self.parts for segment in part.segments]
 
     def step(self, lr: float, read: Callable[[Tensor], float] = Tensor.item) -> tuple[float, bool]:
@@ -151,8 +156,8 @@ class Optimizer:
         norm_value = read(data_parallel.main_gradients.norm())
         # Allocated even if it is not used, because a memory plan needs every step to make the same memory requests.
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=wide_dtype(data_parallel.dtype))
-        for running in self._early.values():
-            running.result()  # raises the error of an update that failed
+        if self._early:
+            self._await_updates()
         if not math.isfinite(norm_value):
             if self._early:
                 raise GradientError(
@@ -161,14 +166,27 @@ class Optimizer:
                     " such a step"
                 )
             return norm_value, False
-        if self.config.clip_grad > 0 and norm_value > self.config.clip_grad:
-            data_parallel.main_gradients.scale(factor)
+        clips = 0 < self.config.clip_grad < norm_value
         self.before_update()
         for part in self.parts:
-            if part not in self._early:
-                part.update(lr)
-            data_parallel.publish_weights(part.buckets, self.states)
+            self._update(part, lr, factor if clips else None)
+        if self.states is not None:
+            self.states.forget()
         return norm_value, True
+
+    def _update(self, part: _Part, lr: float, factor: Tensor | None) -> None:
+        if part in self._early:
+            return
+        if self.states is not None and part.layer is not None:
+            self.states.update_later(part.layer, self._thread.submit(part.update, lr, factor))
+            return
+        part.update(lr, factor)
+        self.data_parallel.publish_weights(part.buckets, self.states)
+
+    def finish(self) -> None:
+        """Wait until all updates have ended, and publish all new weights. Collective."""
+        if self.states is not None:
+            self.states.receive_all()
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -185,12 +203,14 @@ class Optimizer:
         try:
             yield
         finally:
+            self._await_updates()
             for adam in adams:
                 adam.found_inf = None
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step.
         Segments that nothing updates come last and have no moments."""
+        self._await_updates()
         states = []
         for part in self.parts:
             for segment in part.segments:
@@ -199,6 +219,10 @@ class Optimizer:
                 states.append((segment, tensors | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}))
         return states + [(each, {"master": each.weight.detach()}) for each in self.data_parallel.saved_unchanged()]
 
+    def _await_updates(self) -> None:
+        if self.states is not None:
+            self.states.await_updates()
+
     def resume(self, optimizer_steps: int) -> None:
         """Set the step counts and publish the weights; call it after masters and moments were loaded."""
         for part in self.parts:
@@ -206,6 +230,8 @@ class Optimizer:
                 step = torch.tensor(float(optimizer_steps), device=segment.weight.device)
                 part.state(segment)["step"] = step
         self.data_parallel.publish_weights(mover=self.states)
+        if self.states is not None:
+            self.states.forget()
 
 
 def learning_rate(config: RunConfig, iteration: int) -> float:

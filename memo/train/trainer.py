@@ -107,6 +107,7 @@ class Trainer(EvaluationApi):
                 events.stepped(self.step())
                 check_skips(self.config, self.state)
                 if self._is_due(training.check_replicas_interval):
+                    self.parts.optimizer.finish()
                     check_replicas(self.parts.data_parallel, self.iteration)
                 if self._is_due(training.eval_interval):
                     events.evaluated(self.iteration, self._evaluations())

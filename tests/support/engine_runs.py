@@ -108,6 +108,11 @@ class _Run(StateRun):
             self.swapper = Swapper(plan, slots, moved_bytes, records, self.logged)
 
     def copies(self) -> Copies:
+        """Of the second step, which begins with the weights that the first one has updated."""
+        self.step()
+        self.logged.log = {"offload": [], "prefetch": []}
+        if self.swapper is not None:
+            self.swapper.reset()
         self.step()
         return self.logged.log
 

@@ -97,7 +97,7 @@ REASONS: dict[str, str] = {
         "a swapped backward has read its weights when it records that its rounding buffer is free, and the prefetch "
         "stream waits for that record first"
     ),
-    "message data.py _publish: all_gather(shard.clone(), self.group, out=weights)": (
+    "message data.py gather_weights: all_gather(bucket.weights[bucket.mine].clone(), self.group, out=bucket.weights)": (
         "the wait for the next bucket's gather, on the same stream of NCCL, orders the weights as well; the copy of "
         "the shard is in danger only where the next one gets its memory, which is not so under planned memory"
     ),

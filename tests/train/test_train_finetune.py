@@ -233,7 +233,7 @@ def test_a_plan_knows_what_is_trained() -> None:
     config = RunConfig().override({"seq_length": 65536, "global_batch_size": 1})
     both = config, config.override({"lora_rank": 16})
     whole, adapters = (plan_run(each, "llama-3.1-8b", 1, "h100-80")[0] for each in both)
-    assert (whole.memory.offload_states, adapters.memory.offload_states) == ("all", "none")
+    assert (whole.memory.offload_states, adapters.memory.offload_states) == ("optimizer", "none")
     assert adapters.model == both[1].model
 
 
@@ -256,7 +256,7 @@ def test_a_plan_for_this_node_takes_its_host_memory(monkeypatch: pytest.MonkeyPa
         assert own_host_gib() == expected_gib
         if expected_gib > 64:
             planned, choice = plan_run(config, "llama-3.1-8b", 1)
-            assert planned.memory.offload_states == "all" and choice.sized.host_bytes > 64 * 2**30
+            assert planned.memory.offload_states == "optimizer" and choice.sized.host_bytes > 64 * 2**30
         else:
             with pytest.raises(
                 ConfigError,

@@ -93,14 +93,18 @@ class Reductions:
         self._driven: dict[int, Reduced] = {}
         # (owner, gradients, whether updated on the host), in order of completion.
         self._whole: list[tuple[int, Reduced, bool]] = []
+        self._published_late: set[int] = set()  # layers whose weights stay on the device, and that the CPU updates
         for owner in range(course.num_modules)[::-1]:
             module = self._of(owner)
             if module is None:
                 continue
-            if course.is_layer(owner) and course.places(owner).is_driven:
+            places = course.places(owner)
+            if course.is_layer(owner) and places.is_driven:
                 self._driven[owner] = module
             else:
-                self._whole.append((owner, module, course.places(owner).optimizer_on_host))
+                self._whole.append((owner, module, places.optimizer_on_host))
+            if course.is_layer(owner) and places.optimizer_on_host and not places.weights_in_slot:
+                self._published_late.add(owner)
         self._reducing: list[tuple[Block, Block]] = []  # shards and gloo's copies of each module in `_whole`
         self._pending: Block | None = None  # gloo's copies for the driven layer whose gradients are being reduced
         self._pending_owner: int | None = None
@@ -115,6 +119,11 @@ class Reductions:
         return self._gradients.head if chunk == course.vpp - 1 else None
 
     # Called before and after the operations of a layer.
+
+    def before_first_forward(self, owner: int, count: int = 1) -> None:
+        """Before the first forward of `count` layers in a step: publish the weights that the CPU has updated."""
+        if not self._published_late.isdisjoint(range(owner, owner + count)):
+            self._publish()
 
     def before_backward(self, owner: int) -> None:
         """Finish the reduction of this layer's own gradients if they are still in the slot that its backward needs."""
@@ -149,8 +158,11 @@ class Reductions:
                 ledger.scratch(("squares", module.squares))
         ledger.at = "gradient norm"
         ledger.scratch(("squares", self._gradients.norm))
-        ledger.at = "weights"
-        ledger.scratch(("weights to send", self._gradients.sent), ("gloo", self._gradients.gathered))
+        self._publish()
+
+    def _publish(self) -> None:
+        self._ledger.at = "weights"
+        self._ledger.scratch(("weights to send", self._gradients.sent), ("gloo", self._gradients.gathered))
 
     # Driven layers, whose states are in slots or in host memory.
 

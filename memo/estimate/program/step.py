@@ -108,6 +108,7 @@ class Step:
         kept: list[list[Block]] = []
         for owner in owners:
             self._gathers.begin(owner)
+            self._reductions.before_first_forward(owner)
             for index, count in enumerate(groups):
                 hidden[index] = self._layer_forward(owner, hidden[index], count, kept)
         grads = []
@@ -178,6 +179,8 @@ class Step:
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
             self._gathers.begin(owner)
+            if action.microbatch == 0:
+                self._reductions.before_first_forward(owner, count)
             self._play(self._of(owner).forward, "layer forward")
             ledger.at = "layer forward"
             output = x if self.passes.in_place else ledger.make("input", hidden_bytes)
