@@ -11,7 +11,7 @@ next step begins, and is waited for before the layer's first use.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from memo.executor.state_recorder import StateRecorder
 from memo.executor.state_slots import Phase
 from memo.executor.streams import Stream, StreamBackend
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.units import Bucket
+from memo.parallel.units import Bucket, Unit
 from memo.planner.state_plan import StatePlan, StateStep
 from memo.units import format_bytes
 
@@ -261,6 +261,11 @@ class StateStreamer:
             self.backend.access(Stream.HOST, name_of("masters", bucket), "w", "update")
             if bucket.source is not None:
                 self.backend.access(Stream.HOST, source_name(bucket), "w", "update")
+
+    def in_order_of_updates(self, units: Sequence[Unit]) -> list[Unit]:
+        """Embedding and head, which are updated at once, then layers in the order in which the next step needs them."""
+        rank = {self._layers[layer].unit.layer: index for index, layer in enumerate(self.plan.by_first_need)}
+        return sorted(units, key=lambda unit: rank.get(unit.layer, -1))
 
     def update_later(self, position: int, update: Future[None]) -> None:
         """Take note that a thread updates the masters of the layer at `position`; its first use waits for that."""

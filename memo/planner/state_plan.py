@@ -15,6 +15,8 @@ Between microbatches it goes to host memory and comes back, unless no other laye
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
 from memo.spec.layer_ops import LayerOp
@@ -73,6 +75,13 @@ class StatePlan:
     @property
     def num_fetches(self) -> int:
         return sum(len(step.fetches) for step in self.steps)
+
+    @cached_property
+    def by_first_need(self) -> tuple[int, ...]:
+        """All layers, in the order in which a step first needs their weights, to run or to be fetched."""
+        forwards = takewhile(lambda step: step.op.kind == "F", self.steps)  # all layers run before the first backward
+        needed = ((step.op.layer, *(fetch.layer for fetch in step.fetches)) for step in forwards)
+        return tuple(dict.fromkeys(chain.from_iterable(needed)))
 
 
 def state_plan(

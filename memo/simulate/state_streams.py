@@ -64,7 +64,7 @@ class StateStreams:
         self.arrivals: dict[int, float] = {}  # by layer: when its reduced gradient is in host memory
         self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it, without clipping
         # By layer, until its first use: when the CPU has updated it after the step before.
-        self._masters_s = dict.fromkeys(sorted(self._on_host), 0.0)
+        self._masters_s = {layer: 0.0 for layer in plan.by_first_need if layer in self._on_host}
         if times.clips:
             for layer in self._masters_s:
                 self._masters_s[layer] = self._work("cpu", 0.0, times.update_s, "update", layer)

@@ -75,8 +75,8 @@ class _Part:
 class Optimizer:
     """One AdamW step on this rank's shards, with global-norm clipping before it.
 
-    A thread updates layers in host memory on the CPU, from the first layer on, and the next step begins meanwhile: its
-    first use of a layer waits for the update of that layer alone, so no weights are ever stale.
+    A thread updates layers in host memory on the CPU, in the order in which the next step needs them, and the next step
+    begins meanwhile: its first use of a layer waits for the update of that layer, so no weights are ever stale.
 
     Without clipping, an update does not depend on the norm of all gradients. Then, within `updating`, a thread updates
     a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.
@@ -87,14 +87,12 @@ class Optimizer:
     ) -> None:
         """`states`: streams the states of this rank, if they are not resident."""
         self.data_parallel, self.config, self.states = data_parallel, config, states
-        units = data_parallel.units
+        on_host = [unit for unit in data_parallel.units if unit.places.optimizer_on_host and unit.trained_buckets]
+        if states is not None:
+            on_host = states.in_order_of_updates(on_host)
         on_device = [b for b in data_parallel.trained_buckets if not b.places.optimizer_on_host]
         self.parts = [_Part(data_parallel, on_device, config)] if on_device else []
-        self.parts += [
-            _Part(data_parallel, unit.trained_buckets, config, unit.layer)
-            for unit in reversed(units)
-            if unit.places.optimizer_on_host and unit.trained_buckets
-        ]
+        self.parts += [_Part(data_parallel, unit.trained_buckets, config, unit.layer) for unit in on_host]
         for part in self.parts:
             for segment in part.segments:
                 if segment.moments is not None:
@@ -136,7 +134,7 @@ class Optimizer:
 
     @property
     def host_update_s(self) -> float:
-        """Seconds that the CPU took in the last step to update states in host memory."""
+        """Seconds that the CPU took to update states in host memory, the last time that it updated each layer."""
         return sum(part.update_s for part in self.parts if part.buckets[0].places.optimizer_on_host)
 
     @property
