@@ -13,8 +13,10 @@ Record = Callable[[str, str, float, float], None]
 
 @dataclass
 class Resources:
-    """The time at which each row of a stage is free, and how long it was busy; `overlap`: copies and
-    updates on the CPU run beside compute."""
+    """The time at which each row of a stage is free, and how long it was busy.
+
+    `overlap`: copies, and updates on the CPU, run beside compute.
+    """
 
     overlap: bool
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))

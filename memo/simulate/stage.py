@@ -89,7 +89,7 @@ class Stage:
         end_s = ready_s + self.update.optimizer_s
         if self.record:
             self.record("compute", "optimizer", ready_s, end_s)
-        host_s = 0.0 if self.states is None else self.states.update_on_host(ready_s, self._ends_there_s)
+        host_s = 0.0 if self.states is None else self.states.finish_updates(ready_s, self._ends_there_s)
         updates_ends = self.states is not None and self.states.times.ends_update_s > 0
         gathered_s = self._data("gather weights", max(end_s, host_s) if updates_ends else end_s, self.update.gather_s)
         return max(host_s, end_s, gathered_s)

@@ -79,8 +79,9 @@ class StateStreams:
         self._step = step = next(self._steps)
         ready_s = self._receive(step.op.layer)
         for fetch in step.fetches:
-            ready_s = max(ready_s, self._masters_s.get(fetch.layer, 0.0))  # the host issues nothing before
-            self._fetch(fetch)
+            updated_s = self._masters_s.get(fetch.layer, 0.0)
+            ready_s = max(ready_s, updated_s)  # the host issues nothing before
+            self._fetch(fetch, updated_s)
         if step.weight_slot is not None:
             ready_s = max(ready_s, self._weights[step.weight_slot].filled_s)
         if step.gradient_slot is not None:
@@ -129,7 +130,7 @@ class StateStreams:
         """Offload the reduced gradients of embedding and head; return when they are in host memory."""
         return self._work("offload", reduced_s, self.times.ends_out_s, "gradients of ends")
 
-    def update_on_host(self, ready_s: float, ends_ready_s: float) -> float:
+    def finish_updates(self, ready_s: float, ends_ready_s: float) -> float:
         """Run AdamW of embedding and head on the CPU, and copy their new weights to the device; return the end.
 
         With clipping, layers are updated while the next step begins. Without it they are updated as their gradients
@@ -153,7 +154,7 @@ class StateStreams:
         uploaded_s = self._work("prefetch", updated_s, self.times.upload_s, "weights", layer)
         return self._work("data", uploaded_s, self.times.gather_s, "gather", layer)
 
-    def _fetch(self, fetch: Fetch) -> None:
+    def _fetch(self, fetch: Fetch, updated_s: float) -> None:
         times, layer = self.times, fetch.layer
         if fetch.kind == "gradient":
             slot = self._gradients[fetch.slot]
@@ -162,9 +163,8 @@ class StateStreams:
             slot.filled_s = self._work("prefetch", ready_s, times.whole_in_s, "gradient", layer)
             return
         slot = self._weights[fetch.slot]
-        ready_s = slot.free_s
+        ready_s = max(slot.free_s, updated_s)
         if layer in self._on_host:
-            ready_s = max(ready_s, self._masters_s.get(layer, 0.0))
             ready_s = self._work("prefetch", ready_s, times.fill_s, "weights", layer)
         slot.filled_s = self._work("data", ready_s, times.gather_s, "gather", layer)
 
