@@ -134,7 +134,7 @@ class TimeError(NamedTuple):
 
 
 HOST_STEP_S = 0.22
-"""Two published steps of a 0.6B model on H100 (prime-rl at 8K and 16K) took 0.23 and 0.26 s longer than foreseen, which
+"""Two published steps of a 0.6B model on H100 (prime-rl at 8K and 16K) took 0.24 and 0.27 s longer than foreseen, which
 hardly grows with their length, and nobody has said why. No host of memo's own program beside a GPU was measured."""
 _HOST = Evidence(
     {"host": 0.5},
@@ -154,8 +154,8 @@ _A100 = (
 _H100 = (
     Evidence(
         {"attention": 0.2},
-        "chosen by five steps of memo on one H200, 32K to 128K tokens, each foreseen within 8%; TRL's step of 1M "
-        "tokens is 5% longer than foreseen, prime-rl's two of 64K 2% shorter, 12% without what an RL run does besides",
+        "chosen by four steps of memo on one H200, 32K to 128K tokens, each foreseen within 3%; TRL's step of 1M "
+        "tokens is 7% longer than foreseen, prime-rl's two of 64K 1% shorter, 10% without what an RL run does besides",
     ),
     Evidence(
         {"products": 0.04, "messages": 0.1, "token_wise": 0.1, "waiting": 0.1},
@@ -183,9 +183,9 @@ _OTHERS = (
     _COPIES,
 )
 EXPERTS = Evidence(
-    {"products": 0.15},
-    "of a mixture of experts: chosen by prime-rl's three steps of Qwen3-30B-A3B on H100 and H200 at 16K tokens, any "
-    "two of which foresee the third so well",
+    {"products": 0.25},
+    "of a mixture of experts: chosen by prime-rl's three steps of Qwen3-30B-A3B on H100 and H200 at 16K tokens; memo's "
+    "own step of gpt-oss-20b with adapters on one H200 says a quarter less",
 )
 FLASH_2 = Evidence(
     {"attention": 0.25},

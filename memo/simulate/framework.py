@@ -21,6 +21,7 @@ class Framework:
             time in which the host starts them.
         under_autograd: whether layers that do not swap run under autograd. It keeps the outputs of norms and
             activation functions, and runs a recomputed layer again as a whole.
+        fuses: whether its norms, RoPE, activations and loss are assumed to be fused kernels, whatever --kernels says.
         has_unmeasured_host: whether no published run tells the time of the host between kernels; see
             memo.estimate.time_errors.
     """
@@ -29,8 +30,9 @@ class Framework:
     waits_for_messages: bool = False
     host_starts_kernels: bool = False
     under_autograd: bool = True
+    fuses: bool = True
     has_unmeasured_host: bool = False
 
 
-MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_host=True)
+MEMO = Framework(host_starts_kernels=True, under_autograd=False, fuses=False, has_unmeasured_host=True)
 """memo.parallel.stage_messages posts receives ahead and sends beside compute."""

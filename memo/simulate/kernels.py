@@ -102,7 +102,7 @@ class Kernels:
         share *= head_dim / (head_dim + half) * (_LARGE_HEAD + half) / _LARGE_HEAD
         return flops / (self.hardware.peak_flops(self.dtype) * share) + self.kernel_s
 
-    def memory_s(self, num_bytes: float, num_kernels: int = 1) -> float:
+    def memory_s(self, num_bytes: float, num_kernels: float = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write `num_bytes` in all."""
         return num_bytes / self._memory_bytes_per_s + num_kernels * self.kernel_s
 

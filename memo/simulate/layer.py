@@ -189,7 +189,8 @@ def _copied_outputs(shape: LayerShape) -> Cost:
 def _on_tiles(shape: LayerShape, part: Callable[[Kind, Kept], Iterable[Step]], kept: Kept) -> Cost:
     """Return the cost of a part on all tiles. Layouts with the same tile share the cost of one tile."""
     costs = shape.kernels.tile_costs
-    key = (part, kept, shape.config.model, shape.tp.size, shape.tile_tokens, shape.under_autograd)
+    config = shape.config
+    key = part, kept, config.model, config.hardware.kernels, shape.tp.size, shape.tile_tokens, shape.under_autograd
     cost = costs.get(key)
     if cost is None:
         clock = TileClock(shape, kept)

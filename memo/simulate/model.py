@@ -125,6 +125,8 @@ def step_model(
 ) -> StepModel:
     """Arguments and errors as in `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
     dtype = resolved_dtype(config.training, hardware.device)
+    if framework.fuses:
+        config = replace(config, hardware=replace(config.hardware, kernels="triton"))
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(with_attention_of(hardware, config), dtype)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memo.config import RunConfig
 from memo.config.derived import rank_tokens, vocab_rows_per_rank
 from memo.config.grid import AXES, RankGrid, rank_grid
+from memo.simulate.composed import PASSES_OF_A_KERNEL, loss_passes, norm_passes
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
 from memo.spec.lora import is_trained
@@ -78,25 +79,26 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     chunk_bytes = chunk * hidden * kernels.narrow
     product_s = kernels.matmul_s(chunk, rows, hidden)
     gather_s = kernels.gather_s(chunk_bytes, tp)
-    # The product writes the logits; they are read once, and in backward their gradient overwrites them. Caps are six
-    # more passes, and slopes of caps eleven more.
-    passes = (7, 19) if config.model.final_logit_softcapping else (1, 2)
-    forward_bytes, backward_bytes = (count * logits * kernels.narrow for count in passes)
+    loss_s = [
+        kernels.memory_s(passes * logits * kernels.narrow, max(2, passes / PASSES_OF_A_KERNEL))
+        for passes in loss_passes(config, kernels)
+    ]
     adds = kernels.adds_in_products
     weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
     sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)
     if not is_trained(config.model, shape_of_run(config).head_weights[0].name):
         weight_s = sum_s = 0.0
-    # The norm reads its input and writes its output; its backward does so twice, and the gradient is copied in place.
-    norm_s = kernels.memory_s(2 * chunk_bytes / tp.size)
+    # In backward the norm runs again, and the gradient of its input is copied over the input.
+    of_norm, pass_s = norm_passes(config, kernels), kernels.memory_s(chunk_bytes / tp.size)
+    norm_s = (of_norm.forward * pass_s, (of_norm.forward + of_norm.backward + 2) * pass_s)
     forward = Cost(
         matmul=product_s,
-        elementwise=kernels.memory_s(forward_bytes, 2) + norm_s,
+        elementwise=loss_s[0] + norm_s[0],
         tensor=gather_s + 2 * kernels.all_reduce_s(chunk * kernels.wide, tp),
     )
     backward = Cost(
         matmul=2 * product_s + weight_s,
-        elementwise=kernels.memory_s(backward_bytes, 2) + sum_s + 4 * norm_s,
+        elementwise=loss_s[1] + sum_s + norm_s[1],
         tensor=2 * gather_s,
     )
     return EndCost(forward * count, backward * count)

@@ -5,8 +5,8 @@ another beside the operations; a rank stands still only while it waits for a mes
 matrix sends the gradient of its input before the product of the weight gradient, so that the message overlaps with this
 product.
 
-Elementwise work counts as in fused kernels: each value is read and written once. Known error: if torch composes the
-work of several kernels, it takes up to three times as long.
+Elementwise work counts each value once where it is read and once where it is written. memo.simulate.composed adds the
+passes of torch's kernels that are not fused.
 
 The matrices of a custom layer (memo.spec.custom_layer) count one by one, each with a message that overlaps with
 nothing. The rest of the layer counts by the bytes that its halves make, assumed to be written once and read once. Known
@@ -20,6 +20,17 @@ from typing import Any
 from memo.program import operations as op
 from memo.program.operations import Operation, entry_for
 from memo.program.walk import Machine, Step
+from memo.simulate.composed import (
+    FUSED_NORM,
+    NONE,
+    PASSES_OF_A_KERNEL,
+    ROTATION,
+    SUM_BEFORE_NORM,
+    Passes,
+    activation_passes,
+    is_composed,
+    norm_passes,
+)
 from memo.simulate.cost import Cost
 from memo.simulate.half import matrices_of_half, rest_of_half_s
 from memo.simulate.layer_shape import LayerShape
@@ -41,6 +52,14 @@ class TileClock(Machine):
             shape.tile_tokens * shape.config.model.hidden_size * shape.kernels.narrow, shape.tp
         )
         self._sent_s = 0.0  # when the last message is over
+        self.is_composed = is_composed(shape.config)
+        self.of_norm = norm_passes(shape.config, shape.kernels)
+        of_fused = zip(self.of_norm, FUSED_NORM, strict=True)
+        self._more: dict[type[Any], Passes] = {
+            Operation: NONE,
+            op.Norm: Passes(*(passes - fused for passes, fused in of_fused)),
+            op.Activate: activation_passes(shape.config),
+        }
 
     @property
     def cost(self) -> Cost:
@@ -68,6 +87,12 @@ class TileClock(Machine):
         """Count one kernel that reads or writes these values."""
         self.elementwise_s += self.shape.kernels.memory_s(self.shape.value_bytes(*names))
 
+    def compose(self, operation: Operation, backward: bool = False, of_sum: int = 0) -> None:
+        """Count the passes over an operation's output by which torch's kernels exceed a fused one."""
+        passes = entry_for(operation, self._more)[backward] + of_sum
+        num_bytes = passes * self.shape.value_bytes(operation.makes[0])
+        self.elementwise_s += self.shape.kernels.memory_s(num_bytes, passes / PASSES_OF_A_KERNEL)
+
     def multiply(self, module: str) -> None:
         """Count the product of all rows, or of their gradients, with a matrix and with the adapter beside it.
 
@@ -88,22 +113,24 @@ class TileClock(Machine):
         """Count the gradient of a matrix, or of one matrix for each expert, added to its main gradient.
 
         A frozen matrix has none. An adapter beside it has gradients too: the input of its second matrix, of LoRA's
-        rank, is made again for them."""
+        rank, is made again for them. Gradients of experts are dense products, one after another (memo.executor.pieces);
+        other frameworks are assumed to group them."""
         shape, kernels = self.shape, self.shape.kernels
         experts, adapter = max(1, shape.experts(module)), shape.adapter(module)
         rows = shape.rows(module) / experts
         for part in adapter:
             self.multiply_gradients(part)
-        seconds = [kernels.matmul_s(rows, *shape.matrix(part)) for part in adapter[:1]]
-        if not shape.is_frozen(module):
-            outputs, inputs = shape.matrix(module)
-            if shape.adds_in_products:
-                seconds.append(kernels.adding_matmul_s(outputs, inputs, rows))
-            else:
-                seconds.append(kernels.matmul_s(outputs, inputs, rows))
-                self.elementwise_s += experts * kernels.sum_s(outputs, inputs)
-        for product_s in seconds:
-            self.matmul_s += shape.of_all_s(module, product_s)
+        for part in adapter[:1]:
+            self.matmul_s += shape.of_all_s(module, kernels.matmul_s(rows, *shape.matrix(part)))
+        if shape.is_frozen(module):
+            return
+        outputs, inputs = shape.matrix(module)
+        if shape.adds_in_products:
+            product_s = kernels.adding_matmul_s(outputs, inputs, rows)
+        else:
+            product_s = kernels.matmul_s(outputs, inputs, rows)
+            self.elementwise_s += experts * kernels.sum_s(outputs, inputs)
+        self.matmul_s += shape.of_all_s(module, product_s) if shape.under_autograd else experts * product_s
 
     def move_rows(self, module: str) -> None:
         """Count the copy of tokens' hidden states to the rows of a module's experts, or back, if it has experts."""
@@ -111,7 +138,7 @@ class TileClock(Machine):
             num_bytes = (self.shape.tile_tokens + 2 * self.shape.rows(module)) * self.shape.config.model.hidden_size
             self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
 
-    def pass_heads(self, passes: int, width: float) -> None:
+    def pass_heads(self, passes: float, width: float) -> None:
         """Count passes over so many channels of the tile's heads."""
         num_bytes = passes * self.shape.tile_tokens * width * self.shape.kernels.narrow
         self.elementwise_s += self.shape.kernels.memory_s(num_bytes, passes)
@@ -120,13 +147,15 @@ class TileClock(Machine):
         """Count the rotation of queries and keys, if the model has RoPE."""
         model = self.shape.config.model
         if model.position_embedding_type == "rope":
-            self.pass_heads(2, (self.shape.q + self.shape.kv) * model.rotary_dim / model.head_dim)
+            passes = 2 + ROTATION * self.is_composed
+            self.pass_heads(passes, (self.shape.q + self.shape.kv) * model.rotary_dim / model.head_dim)
 
     def norm_heads(self) -> None:
         """Count the norms of queries and keys, and of values if the model has them.
 
         Where tp splits their width, ranks add up squares first, and no kernel is fused (memo.parallel.split_norm)."""
-        self.pass_heads(5 if self.shape.splits_norms else 2, self.shape.normed_heads)
+        passes = 5 if self.shape.splits_norms else self.of_norm.forward
+        self.pass_heads(passes, self.shape.normed_heads)
         self.add_up_squares()
 
     def add_up_squares(self) -> None:
@@ -152,6 +181,7 @@ class TileClock(Machine):
     def replay(self, step: Step, operation: Operation) -> None:
         if not self.shape.under_autograd:
             self.move(*operation.reads, *operation.makes)
+            self.compose(operation)
 
     def backward(self, step: Step, operation: Operation) -> None:
         run = _replayed_backward if operation.replays else entry_for(operation, _BACKWARD)
@@ -167,6 +197,7 @@ def _moves(clock: TileClock, step: Step, operation: Operation) -> None:
         clock.move(*step.total.makes, *step.makes[1:])
     else:
         clock.move(*step.reads, *step.makes)
+        clock.compose(operation, of_sum=SUM_BEFORE_NORM * (clock.is_composed and step.total is not None))
 
 
 def _column(clock: TileClock, step: Step, operation: Operation) -> None:
@@ -205,6 +236,7 @@ def _expanded(operation: Operation) -> tuple[str, ...]:
 
 def _replayed_backward(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.move(*operation.makes, *operation.reads, *operation.reads)
+    clock.compose(operation, backward=True)
 
 
 def _column_backward(clock: TileClock, step: Step, operation: Operation) -> None:
@@ -243,7 +275,8 @@ def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
     clock.rotate()
     if operation.normed:
         wide = clock.shape.kernels.wide // clock.shape.kernels.narrow
-        backward = 3 if not clock.shape.splits_norms else 6 + 12 * wide  # its terms are in the wide dtype
+        # Where tp splits the norms, their terms are in the wide dtype.
+        backward = 6 + 12 * wide if clock.shape.splits_norms else clock.of_norm.backward
         clock.pass_heads(backward, clock.shape.normed_heads)
         clock.add_up_squares()
         if not clock.shape.under_autograd:

@@ -39,13 +39,14 @@ def test_the_context_is_what_is_in_use_beside_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORESEEN)
 def test_steps_take_what_is_foreseen(name: str) -> None:
-    """Within a tenth; the one with gated delta nets chose what these take."""
-    assert abs(FORESEEN[name]["time_off_percent"]) < 10
+    """Within 3 %; the one with gated delta nets chose what these take. Experts are faster than those of prime-rl, which
+    chose the rate of their products, within what time_errors says of these."""
+    assert abs(FORESEEN[name]["time_off_percent"]) < (15 if FORESEEN[name]["model"] == "gpt-oss-20b" else 3)
 
 
 def test_steps_that_chose_attention_are_foreseen_without_bias() -> None:
-    """Those without copies and without gated delta nets, as memo.estimate.time_errors and docs/estimators.md say."""
-    chose = [row for row in FORESEEN.values() if row["tiles"] is None and row["model"] != "qwen3.5-4b"]
+    """Those of Llama without copies, as memo.estimate.time_errors and docs/estimators.md say."""
+    chose = [row for row in FORESEEN.values() if row["tiles"] is None and row["model"].startswith("llama")]
     errors = [row["time_off_percent"] / 100 for row in chose]
-    assert len(errors) == 5 and statistics.mean(map(math.log1p, errors)) == pytest.approx(0.0, abs=0.005)
-    assert min(errors) == pytest.approx(-0.05, abs=0.005) and max(errors) == pytest.approx(0.07, abs=0.005)
+    assert len(errors) == 4 and statistics.mean(map(math.log1p, errors)) == pytest.approx(0.0, abs=0.005)
+    assert min(errors) == pytest.approx(-0.015, abs=0.005) and max(errors) == pytest.approx(0.024, abs=0.005)

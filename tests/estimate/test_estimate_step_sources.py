@@ -37,11 +37,11 @@ def test_tokens_a_second_of_rl_runs_count_what_happens_between_steps() -> None:
 def test_64k_tokens_are_foreseen_within_the_bar_with_and_without_what_is_not_memos(hardware: str) -> None:
     """A step of kind rl bears other work: without it, the step is shorter than foreseen."""
     row = STEPS[hardware, "4B", "rl", 64].row()
-    assert -0.03 < row["longer"] < -0.015
-    assert -row["bar"] < row["longer_of_memos"] < -0.1
+    assert -0.02 < row["longer"] < 0
+    assert -row["bar"] < row["longer_of_memos"] < -0.09
     assert row["bar"] == pytest.approx(0.16, abs=0.01)
     in_tokens_a_second = (row["step_s"] + row["between_s"]) / row["foreseen_s"] - 1
-    assert 0.15 < in_tokens_a_second < 0.18  # on H100 more than the bar: all weights are saved between two steps
+    assert 0.17 < in_tokens_a_second < 0.2  # on H100 more than the bar: all weights are saved between two steps
 
 
 LORA = {
@@ -57,8 +57,8 @@ def test_all_five_steps_of_lora_are_foreseen_within_their_bars_without_what_is_n
     assert set(LORA) == hopper | {("b200", 8, True)}
     for key, row in LORA.items():
         assert abs(row["longer_of_memos"]) < row["bar"], key
-    assert all(-0.14 < LORA[key]["longer_of_memos"] < -0.11 for key in hopper)  # as those without LoRA
-    assert all(0.05 < LORA[key]["longer"] < 0.08 for key in hopper)
+    assert all(-0.13 < LORA[key]["longer_of_memos"] < -0.1 for key in hopper)  # as those without LoRA
+    assert all(0.06 < LORA[key]["longer"] < 0.09 for key in hopper)
 
 
 def test_lora_on_b200_takes_half_as_long_again_with_what_is_not_memos() -> None:
@@ -86,9 +86,9 @@ def test_flash_attention_2_on_b200_is_what_two_steps_without_lora_choose() -> No
 
 
 def test_a_million_tokens_on_eight_h100() -> None:
-    """5 % longer than foreseen; its bar is that of attention, which is all but all of it."""
+    """7 % longer than foreseen; its bar is that of attention, which is all but all of it."""
     (run,) = benchmark.trl()
-    assert run.longer() == pytest.approx(0.053, abs=0.01)
+    assert run.longer() == pytest.approx(0.074, abs=0.01)
     assert run.bar() == pytest.approx(0.19, abs=0.01)
 
 
@@ -99,7 +99,7 @@ def test_a_small_model_of_few_tokens_takes_longer_by_seconds_that_tokens_do_not_
     rows = [STEPS["h100-80", "0.6B", "sft", length].row() for length in (8, 16)]
     left_s = [row["step_s"] - row["not_memos_s"] - row["foreseen_s"] for row in rows]
     constant_s = 2 * left_s[0] - left_s[1]
-    assert left_s == pytest.approx([0.234, 0.261], abs=0.005)
+    assert left_s == pytest.approx([0.236, 0.271], abs=0.005)
     assert HOST_STEP_S - 0.02 < constant_s <= HOST_STEP_S
     for row in rows:
         assert row["bar"] * row["foreseen_s"] > HOST_STEP_S and row["longer_of_memos"] < row["bar"]
@@ -111,7 +111,7 @@ def test_attention_of_hopper_lies_between_what_published_steps_would_choose() ->
     peak, hopper = h200.peak_tflops["bf16"], h200.efficiency
     shares = [hopper.attention_forward / (688 / peak), hopper.attention_backward / (581 / peak)]
     by_trl, by_prime = (benchmark.chosen_by(runs) for runs in (benchmark.trl(), benchmark.attention_steps()))
-    assert shares == pytest.approx([0.75] * 2, abs=0.01) and by_trl < min(shares) < max(shares) < by_prime
+    assert shares == pytest.approx([0.77] * 2, abs=0.01) and by_trl < min(shares) < max(shares) < by_prime
     assert (by_trl, by_prime) == pytest.approx((0.71, 0.78), abs=0.01)
 
 

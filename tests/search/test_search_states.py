@@ -227,7 +227,7 @@ def test_memory_of_a_choice_is_that_of_the_worst_stage() -> None:
     memories = own_memories(config, question.gpus, range(8), moved=found.moved, links=links)
     stages = [memories[stage].total for stage in range(8)]
     assert max(stages[0], stages[-1]) < stages[1] == max(stages)
-    assert max(stages) <= costs.needed(found.strategy.placement, use)[0] <= 1.03 * max(stages)
+    assert max(stages) <= costs.needed(found.strategy.placement, use)[0] <= 1.035 * max(stages)
 
 
 def test_states_are_placed_where_nothing_fits_without() -> None:

@@ -22,7 +22,7 @@ def test_throughput_of_the_4d_paper(number: int, bound: float) -> None:
 def test_runs_of_megatron_lm_are_foreseen_with_its_own_messages_and_order_of_ranks() -> None:
     """Not with memo's: as if memo had run the 4D paper's A100 rows, they would be off by more."""
     rows = accuracy.p4d(3)
-    as_memo = [replace(row, framework=accuracy.MEMO) for row in rows]
+    as_memo = [replace(row, framework=replace(accuracy.MEMO, fuses=True)) for row in rows]
     in_memos_order = [replace(row, framework=accuracy.MEGATRON_LM) for row in rows]
     assert accuracy.mean_error(rows) + 0.01 < accuracy.mean_error(as_memo)
     assert accuracy.share_within(rows) + 0.01 < accuracy.share_within(in_memos_order) < accuracy.share_within(as_memo)
@@ -78,7 +78,7 @@ def test_nine_of_ten_published_runs_lie_within_the_bars_that_plans_would_show() 
         assert len(table) == runs and covered(table) >= 0.9 > covered(table, 0.75)
     swapped = [*accuracy.memo_table3(), *accuracy.memo_table4()]
     assert len(swapped) == 30 and covered(swapped) == 1.0
-    assert sum(accuracy.bar(m) for m in swapped) / 30 < 0.06
+    assert sum(accuracy.bar(m) for m in swapped) / 30 < 0.065
 
 
 def test_a_chip_without_runs_has_the_error_that_another_chips_efficiencies_had_on_h100() -> None:
