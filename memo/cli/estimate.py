@@ -230,6 +230,7 @@ def _title(case: Case) -> str:
     layout = ", ".join(f"{name} {getattr(case, name)}" for name in ("tp", "cp", "pp", "mbs", "gpus"))
     alpha = "" if case.alpha is None else f", alpha {case.alpha}"
     repeats = ", deterministic" if case.deterministic else ""
+    repeats += "" if case.kernels == "torch" else f", kernels {case.kernels}"
     narrow = "".join(f", {each} bf16" for each in ("exp_avg", "exp_avg_sq") if getattr(case, f"{each}_dtype") == "bf16")
     lora = f", LoRA of rank {case.lora_rank}" if case.lora_rank else ""
     lora += "" if case.quantize == "none" else f", {case.quantize}"

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from memo.config import ModelConfig, TrainingConfig
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.model import Quantization
+from memo.config.run import HardwareConfig, KernelSet
 from memo.config.training import MomentDtype
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 
@@ -39,6 +40,8 @@ class Job:
     """Setting of the run: bf16 keeps AdamW's second moments in 2 bytes for each parameter instead of 4."""
     deterministic: bool = False
     """Setting of the run: every run gives the same bits, with attention kernels that are slower on newer GPUs."""
+    kernels: KernelSet = HardwareConfig.kernels
+    """Setting of the run: norms, RoPE, activations and loss by PyTorch's kernels, or by fused ones in Triton."""
     lora_rank: int = ModelConfig.lora_rank
     """Setting of the run: rank of LoRA adapters beside a frozen model; 0: the whole model is trained."""
     lora_target_modules: str = ModelConfig.lora_target_modules

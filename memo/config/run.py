@@ -64,6 +64,7 @@ class CheckpointConfig:
 
 
 LogFormat = Literal["short", "megatron"]
+KernelSet = Literal["torch", "triton"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class HardwareConfig:
     """Make every run of the same flags on the same machines give the same bits: kernels, products and messages add in a
     fixed order. Leaves cuDNN's attention out, so that attention takes about twice as long on GPUs from compute
     capability 9.0 on, as `memo estimate` foresees."""
-    kernels: Literal["torch", "triton"] = "torch"
+    kernels: KernelSet = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: PositiveFloat | None = None
     """Peak TFLOP/s of one device, for MFU, which is shown on GPUs alone and never above 100 %. Default: from a table by

@@ -4,16 +4,21 @@ from dataclasses import replace
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.attention_kernels import FLASH_2, backend_by_capability, flash_2_times
-from memo.config.run import HardwareConfig
+from memo.config.require import require
+from memo.config.run import HardwareConfig, KernelSet
 from memo.estimate.hardware import Hardware
 
 
-def device_of(hardware: Hardware, model: ModelConfig, deterministic: bool) -> HardwareConfig:
-    """Return the device, with the kernels that --attention-backend auto chooses for it."""
+def device_of(hardware: Hardware, model: ModelConfig, deterministic: bool, kernels: KernelSet) -> HardwareConfig:
+    """Return the device, with the kernels that --attention-backend auto chooses for it. Raises ConfigError for a CPU
+    with Triton's kernels."""
     if hardware.device == "cpu":
-        return HardwareConfig(device="cpu", deterministic=deterministic)
+        require(
+            kernels == "torch", f"--kernels {kernels} needs a GPU, but {hardware.name} is a CPU: use --kernels torch"
+        )
+        return HardwareConfig(device="cpu", deterministic=deterministic, kernels=kernels)
     backend = backend_by_capability(hardware.capability, deterministic, model.attn_logit_softcapping > 0)
-    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=deterministic)
+    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=deterministic, kernels=kernels)
 
 
 def with_attention_of(hardware: Hardware, config: RunConfig) -> Hardware:

@@ -20,6 +20,7 @@ from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.model_name import model_problem
 from memo.config.presets import preset_name
+from memo.config.run import HardwareConfig, KernelSet
 from memo.config.training import MomentDtype
 from memo.errors import ConfigError
 from memo.estimate.disks import with_disks
@@ -57,6 +58,7 @@ class Case:
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
         exp_avg_dtype, exp_avg_sq_dtype: dtypes of AdamW's moments between steps.
         deterministic: whether every run gives the same bits.
+        kernels: as in HardwareConfig.
         lora_rank, lora_target_modules, quantize, freeze, train_only: what is trained, as in ModelConfig.
     """
 
@@ -81,6 +83,7 @@ class Case:
     exp_avg_dtype: MomentDtype = "fp32"
     exp_avg_sq_dtype: MomentDtype = "fp32"
     deterministic: bool = False
+    kernels: KernelSet = HardwareConfig.kernels
     lora_rank: NonNegativeInt = ModelConfig.lora_rank
     lora_target_modules: str = ModelConfig.lora_target_modules
     quantize: Quantization = ModelConfig.quantize

@@ -1,8 +1,12 @@
 """Duration and price of a run, as text for a person who plans it."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
 from memo.search.question import Question
-from memo.simulate import StepPrediction
+from memo.simulate import StepPrediction, predict_step
 from memo.units import GIB
 
 _SLOWEST_PINNED_GIB_PER_S, _FASTEST_PINNED_GIB_PER_S = 1.0, 9.0
@@ -11,6 +15,8 @@ pull 384); it can be far slower if no huge pages are free (TensorRT-LLM issue 15
 issue 51080). A further report has 4.2 GiB/s (ik_llama.cpp pull 1517). The driver serves one process at a time, so the
 ranks of a node take turns."""
 _WORTH_TELLING_S = 60.0
+_WORTH_TELLING = 0.01
+"""Share of a step below which the time that fused kernels save is not told."""
 
 
 def billion_tokens_s(question: Question, step: StepPrediction) -> float:
@@ -30,6 +36,22 @@ def durations(question: Question, step: StepPrediction) -> list[str]:
         *lines,
         f"at {price} a step costs ${of_step}, a billion tokens ${of_billion}",
         f"price: {price.told}; {assumed_node(question.hardware)}",
+    ]
+
+
+def fused_kernels(
+    question: Question, config: RunConfig, step: StepPrediction, moved: Mapping[str, int] | None
+) -> list[str]:
+    """Return a line about what fused kernels would save, unless the run has them or they save next to nothing."""
+    if question.hardware.device != "cuda" or config.hardware.kernels == "triton":
+        return []
+    fused = replace(config, hardware=replace(config.hardware, kernels="triton"))
+    share = 1 - predict_step(fused, question.gpus, question.hardware, moved).step_time_s / step.step_time_s
+    if share < _WORTH_TELLING:
+        return []
+    return [
+        f"--kernels triton, which fuses norms, RoPE, activations and the loss, would take {share:.0%} less time; these "
+        "kernels have not been timed on a GPU yet"
     ]
 
 

@@ -142,7 +142,7 @@ def run_config(case: Case) -> RunConfig:
             exp_avg_sq_dtype=case.exp_avg_sq_dtype,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=device_of(case.hardware, case.shape.nearest, case.deterministic),
+        hardware=device_of(case.hardware, case.shape.nearest, case.deterministic, case.kernels),
     )
     # memo.config.checks.check would take half of a case's time. It is not needed: the ranges of single cells were
     # checked when they were read, and there is neither data nor an optimizer to check.

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from memo.config import ModelConfig, TrainingConfig
 from memo.config.flag_table import dashed
 from memo.config.model import Quantization
+from memo.config.run import HardwareConfig, KernelSet
 from memo.config.training import MomentDtype, Preference
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
@@ -51,6 +52,7 @@ def plan(
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype,
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype,
     deterministic: bool = False,
+    kernels: KernelSet = HardwareConfig.kernels,
     preference: Preference | None = None,
     price_per_gpu_hour: float | None = None,
     custom_layer: str | type = "",

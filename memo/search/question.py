@@ -19,6 +19,7 @@ from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
+from memo.config.run import HardwareConfig, KernelSet
 from memo.config.training import MomentDtype, Preference
 from memo.errors import ConfigError
 from memo.estimate.accounts import Account
@@ -99,6 +100,7 @@ class Question:
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype
     deterministic: bool = False
+    kernels: KernelSet = HardwareConfig.kernels
     preference: Preference | None = None
     nvme_path: str = NVME_PATH
     price: Price | None = None
@@ -136,7 +138,7 @@ class Question:
                 preference=self.preference,
             ),
             data=DataConfig(seq_length=self.seq_len, reference_log_probs=self._reference),
-            hardware=device_of(self.hardware, self.model.sizes, self.deterministic),
+            hardware=device_of(self.hardware, self.model.sizes, self.deterministic, self.kernels),
         )
 
     @cached_property

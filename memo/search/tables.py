@@ -10,7 +10,7 @@ from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import TIGHT_BYTES, Verdict
 from memo.search.axis import shortage_of
 from memo.search.candidates import KEEP, Layout, config_of
-from memo.search.costs import billion_tokens_s, durations, pinning
+from memo.search.costs import billion_tokens_s, durations, fused_kernels, pinning
 from memo.search.longest import remedies
 from memo.search.plan import Choice, Largest, Plan, Reason, cells_of, speed_error
 from memo.search.question import Question
@@ -242,6 +242,7 @@ def about_best(plan: Plan, commands: Commands) -> list[str]:
         f"busiest: {_resources(best)}",
         f"seconds of a step: {_seconds(best)}",
         *durations(plan.question, best.step),
+        *fused_kernels(plan.question, config_of(plan.question, best.layout, best.strategy), best.step, best.moved),
         *pinning(best.sized.host_bytes),
         *_room(plan, best),
     ]

@@ -54,6 +54,7 @@ def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = No
         exp_avg_dtype=training.exp_avg_dtype,
         exp_avg_sq_dtype=training.exp_avg_sq_dtype,
         deterministic=config.hardware.deterministic,
+        kernels=config.hardware.kernels,
         preference=training.preference,
         **{name: getattr(config.model, name) for name in CHOICES_OF_TRAINED},
     )

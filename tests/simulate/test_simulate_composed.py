@@ -9,7 +9,11 @@ import pytest
 from frameworks import MEGATRON_LM
 
 from memo.config import RunConfig, preset
+from memo.estimate.cases import read_case
 from memo.estimate.hardware_files import HARDWARE
+from memo.search.estimating import answer
+from memo.search.launch import run_of
+from memo.search.planning import plan
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.outside_layers import loss_cost
@@ -89,3 +93,17 @@ def test_other_frameworks_fuse_whatever_a_run_says() -> None:
         for kernels in ("torch", "triton")
     ]
     assert steps[0] == steps[1]
+
+
+def test_plans_and_estimates_are_asked_about_fused_kernels() -> None:
+    """A plan's run then has them."""
+    plans = [
+        plan("llama-3.1-8b", 8, hardware="h100-80", seq_len=TOKENS, global_batch_size=8, kernels=kernels, top=1)
+        for kernels in ("torch", "triton")
+    ]
+    asked = {"model": "llama-3.1-8b", "seq_len": str(TOKENS), "tp": "8", "hardware": "h100-80"}
+    answers = [answer(read_case({**asked, "kernels": name}, "a test"), is_timed=True) for name in ("", "triton")]
+    steps = [found.best.step for found in plans if found.best is not None], [each.step for each in answers]
+    for torch, fused in steps:
+        assert torch is not None and fused is not None and fused.step_time_s < torch.step_time_s
+    assert plans[1].best is not None and run_of(plans[1].question, plans[1].best).hardware.kernels == "triton"
