@@ -79,18 +79,15 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     chunk_bytes = chunk * hidden * kernels.narrow
     product_s = kernels.matmul_s(chunk, rows, hidden)
     gather_s = kernels.gather_s(chunk_bytes, tp)
-    loss_s = [
-        kernels.memory_s(passes * logits * kernels.narrow, max(2, passes / PASSES_OF_A_KERNEL))
-        for passes in loss_passes(config, kernels)
-    ]
+    loss_s = [_passes_s(kernels, logits * kernels.narrow, passes) for passes in loss_passes(config, kernels)]
     adds = kernels.adds_in_products
     weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
     sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)
     if not is_trained(config.model, shape_of_run(config).head_weights[0].name):
         weight_s = sum_s = 0.0
     # In backward the norm runs again, and the gradient of its input is copied over the input.
-    of_norm, pass_s = norm_passes(config, kernels), kernels.memory_s(chunk_bytes / tp.size)
-    norm_s = (of_norm.forward * pass_s, (of_norm.forward + of_norm.backward + 2) * pass_s)
+    once, back = norm_passes(config, kernels)
+    norm_s = [_passes_s(kernels, chunk_bytes / tp.size, passes) for passes in (once, once + back + 2)]
     forward = Cost(
         matmul=product_s,
         elementwise=loss_s[0] + norm_s[0],
@@ -102,6 +99,10 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
         tensor=2 * gather_s,
     )
     return EndCost(forward * count, backward * count)
+
+
+def _passes_s(kernels: Kernels, num_bytes: float, passes: float) -> float:
+    return kernels.memory_s(passes * num_bytes, math.ceil(passes / PASSES_OF_A_KERNEL))
 
 
 def update_cost(
