@@ -21,7 +21,7 @@ class Passes(NamedTuple):
     backward: float
 
 
-PASSES_OF_A_KERNEL = 2.5
+_PASSES_OF_A_KERNEL = 2.5
 """A kernel of torch reads one or two values and writes one."""
 NONE = Passes(0, 0)
 FUSED_NORM = Passes(2, 3)
@@ -35,6 +35,11 @@ _ACTIVATIONS = {"swiglu": Passes(2, 8), "geglu_tanh": Passes(2, 8), "swiglu_clam
 
 def is_composed(config: RunConfig) -> bool:
     return config.hardware.kernels == "torch"
+
+
+def passes_s(kernels: Kernels, passes: float, num_bytes: float) -> float:
+    """Return the seconds of passes over a value of `num_bytes`."""
+    return kernels.memory_s(passes * num_bytes, passes / _PASSES_OF_A_KERNEL)
 
 
 def activation_passes(config: RunConfig) -> Passes:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from memo.config import RunConfig
 from memo.config.derived import rank_tokens, vocab_rows_per_rank
 from memo.config.grid import AXES, RankGrid, rank_grid
-from memo.simulate.composed import PASSES_OF_A_KERNEL, loss_passes, norm_passes
+from memo.simulate.composed import loss_passes, norm_passes, passes_s
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
 from memo.spec.lora import is_trained
@@ -79,7 +79,7 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     chunk_bytes = chunk * hidden * kernels.narrow
     product_s = kernels.matmul_s(chunk, rows, hidden)
     gather_s = kernels.gather_s(chunk_bytes, tp)
-    loss_s = [_passes_s(kernels, logits * kernels.narrow, passes) for passes in loss_passes(config, kernels)]
+    loss_s = [passes_s(kernels, passes, logits * kernels.narrow) for passes in loss_passes(config, kernels)]
     adds = kernels.adds_in_products
     weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
     sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)
@@ -87,7 +87,7 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
         weight_s = sum_s = 0.0
     # In backward the norm runs again, and the gradient of its input is copied over the input.
     once, back = norm_passes(config, kernels)
-    norm_s = [_passes_s(kernels, chunk_bytes / tp.size, passes) for passes in (once, once + back + 2)]
+    norm_s = [passes_s(kernels, passes, chunk_bytes / tp.size) for passes in (once, once + back + 2)]
     forward = Cost(
         matmul=product_s,
         elementwise=loss_s[0] + norm_s[0],
@@ -99,10 +99,6 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
         tensor=2 * gather_s,
     )
     return EndCost(forward * count, backward * count)
-
-
-def _passes_s(kernels: Kernels, num_bytes: float, passes: float) -> float:
-    return kernels.memory_s(passes * num_bytes, math.ceil(passes / PASSES_OF_A_KERNEL))
 
 
 def update_cost(

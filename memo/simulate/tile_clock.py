@@ -23,13 +23,13 @@ from memo.program.walk import Machine, Step
 from memo.simulate.composed import (
     FUSED_NORM,
     NONE,
-    PASSES_OF_A_KERNEL,
     ROTATION,
     SUM_BEFORE_NORM,
     Passes,
     activation_passes,
     is_composed,
     norm_passes,
+    passes_s,
 )
 from memo.simulate.cost import Cost
 from memo.simulate.half import matrices_of_half, rest_of_half_s
@@ -90,8 +90,7 @@ class TileClock(Machine):
     def compose(self, operation: Operation, backward: bool = False, of_sum: int = 0) -> None:
         """Count the passes over an operation's output by which torch's kernels exceed a fused one."""
         passes = entry_for(operation, self._more)[backward] + of_sum
-        num_bytes = passes * self.shape.value_bytes(operation.makes[0])
-        self.elementwise_s += self.shape.kernels.memory_s(num_bytes, passes / PASSES_OF_A_KERNEL)
+        self.elementwise_s += passes_s(self.shape.kernels, passes, self.shape.value_bytes(operation.makes[0]))
 
     def multiply(self, module: str) -> None:
         """Count the product of all rows, or of their gradients, with a matrix and with the adapter beside it.
