@@ -182,12 +182,12 @@ def activation(make: Maker, z: Sizes, *, kind: str) -> Work:
 
 def cross_entropy(make: Maker, z: Sizes) -> Work:
     """Return the sums of the logits, and their gradient in place; Liger computes both at once."""
-    logits, lse = make.normal(z.loss_tokens, z.vocab), torch.full((z.loss_tokens,), 12.0, device=make.device)
-    labels, grad = torch.arange(z.loss_tokens, device=make.device) % z.vocab, torch.ones_like(lse)
+    logits, grad = make.normal(z.loss_tokens, z.vocab), torch.ones(z.loss_tokens, device=make.device)
+    labels = torch.arange(z.loss_tokens, device=make.device) % z.vocab
 
     def both(ops: Ops) -> None:
-        ops.logit_sums(logits, labels, z.vocab, lambda maximum: maximum)
-        ops.logit_gradient_(logits, labels, lse, grad, z.vocab)
+        maximum, total, _, exponentials = ops.logit_sums(logits, labels, z.vocab, lambda maximum: maximum)
+        ops.logit_gradient_(logits, exponentials, labels, maximum, total, grad, z.vocab)
 
     def of(ops: Ops) -> Way:
         return Way(lambda: ops.logit_sums(logits, labels, z.vocab, lambda maximum: maximum), lambda: both(ops))

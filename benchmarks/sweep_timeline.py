@@ -156,7 +156,7 @@ def _second_forwards(plan: SwapPlan) -> set[int]:
 
 def _catch_up(hidden: _Moves, op: LayerOp, num_layers: int) -> None:
     """Run the reads and writes of embedding, loss and other stages before this section; see memo.spec.hidden_ops."""
-    end = 2 * num_layers + 2
+    end = 2 * num_layers + 1
     read = op.layer if op.kind == "F" else end - op.layer - 1
     while (step := hidden.next_step) is not None:
         if step.op == LayerOp("B", op.microbatch, read, op.section):

@@ -25,8 +25,8 @@ class Ops:
     rotate_: Callable[..., None]
     activate: Callable[[Tensor, str], Tensor]
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    logit_sums: Callable[[Tensor, Tensor, int, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor, Tensor]]
-    logit_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
+    logit_sums: Callable[[Tensor, Tensor, int, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor, Tensor, Tensor]]
+    logit_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], None]
     squared_norm: Callable[[Tensor], Tensor]
 
 

@@ -15,7 +15,7 @@ from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.embedding import VocabParallelEmbedding
 from memo.parallel.hidden import Hidden
-from memo.parallel.loss import LossSettings, linear_cross_entropy, logits_of, losses_and_greedy_tokens
+from memo.parallel.loss import LossSettings, linear_cross_entropy, logits_of, losses_and_greedy_tokens, token_losses
 from memo.spec.shapes import shape_of
 from memo.spec.stack import kinds_of
 
@@ -72,8 +72,8 @@ def _embedding_scale(parts: ModelParts) -> float:
 class Head(nn.Module):
     """Final norm, vocabulary matrix and loss. Input [n, b, h], output the weighted loss sum of this rank.
 
-    Backward overwrites the input with its gradient. This is safe because nothing else reads the input: a layer made it
-    for this head alone, and no layer's backward needs the layer's output.
+    Backward computes the sum (memo.parallel.loss), and overwrites the input with its gradient. This is safe because
+    nothing else reads the input: a layer made it for this head alone, and no layer's backward needs the layer's output.
     """
 
     def __init__(self, parts: ModelParts, chunk_size: int, tied_to: nn.Parameter | None) -> None:
@@ -92,12 +92,12 @@ class Head(nn.Module):
         return linear_cross_entropy(x, self.weight, batch.labels, self._settings(), batch.loss_weight)
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Negative log-likelihood of each token, [s, b] fp32.
+        """Negative log-likelihood of each token, [s, b] fp32, without gradients.
 
         Only the logits of half a chunk exist at a time. The bytes of the other half are room for the batch, the losses
         and the normed rows of the chunk.
         """
-        return linear_cross_entropy(x, self.weight, labels, replace(self._settings(), chunk_size=self.chunk_size // 2))
+        return token_losses(x, self.weight, labels, replace(self._settings(), chunk_size=self.chunk_size // 2))
 
     def losses_and_greedy_tokens(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the token losses, and the likeliest next token after each token, [s, b] int64; without gradients."""
@@ -122,7 +122,7 @@ class TransformerChunk(nn.Module):
     """Layers `layers` of the model, after the embedding if `first`, before the loss if `last`.
 
     Forward takes the previous chunk's output (ignored by the first) and the microbatch; it returns
-    hidden states [n, b, h], or the scalar loss sum of this rank from the last chunk.
+    hidden states [n, b, h], or from the last chunk the scalar loss sum of this rank, which backward computes.
     """
 
     def __init__(

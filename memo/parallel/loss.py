@@ -2,8 +2,8 @@
 
 For hidden size h = 4096, a vocabulary of 50K and 1M tokens, fp32 logits alone would take 200 GB. Here
 `chunk_size` tokens at a time are normed, gathered, multiplied with the local vocabulary rows, and reduced
-to one log-sum-exp. Backward recomputes the norm and the logits of each chunk (one more head GEMM, about
-2 h v of the 6 P FLOPs a token) instead of keeping a tensor of size s x v. Softmax is in fp32.
+to one log-sum-exp. In training all of this happens in backward, which has the logits of a chunk only once: from them
+come the chunk's losses and, right after, its gradients. Softmax is in fp32.
 The logits are in the model's dtype, and their gradient overwrites them (memo_kernels.cross_entropy). The gradient of
 the hidden states overwrites the hidden states, so no second tensor of size s x h exists either.
 """
@@ -62,15 +62,16 @@ class LossSettings:
         parts = in_one_section(hidden.shape[0]) if self.parts is None else self.parts
         vocab = VocabSlice.of(self.vocab_size, weight.shape[0], self.group)
         known = {**vars(self), "ops": ops, "parts": parts}
-        return _Resolved(**known, vocab=vocab, trains=torch.is_grad_enabled())
+        return _Resolved(**known, vocab=vocab)
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings, weights: Tensor | None = None
+    hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings, weights: Tensor
 ) -> Tensor:
-    """Negative log-likelihood of every token of this context-parallel rank, or with `weights` their weighted sum.
+    """The sum over the tokens of this context-parallel rank of a token's weight times its negative log-likelihood.
 
-    A weight of zero excludes a token.
+    A weight of zero excludes a token. **The sum is NaN until its backward has run**, which computes it beside the
+    gradients.
 
     Backward overwrites `hidden` with its gradient, chunk by chunk, so no code may read `hidden` afterwards. If autograd
     has saved `hidden` for a different backward, or the loss has a second backward, that raises RuntimeError.
@@ -81,26 +82,31 @@ def linear_cross_entropy(
         labels: [s, b] int32 or int64, all tokens of the context-parallel rank.
         weights: [s, b] fp64, without gradients.
 
-    Returns:
-        [s, b] in fp32 (fp64 for fp64 inputs), or the sum in fp64, the same on every tp rank.
+    Returns the sum, a scalar in fp64, the same on every tp rank.
     """
     resolved = settings.resolved(hidden, weight)
-    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, resolved, *resolved.norm.parameters())
-    return losses
+    loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, resolved, *resolved.norm.parameters())
+    return loss
+
+
+@torch.no_grad()
+def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
+    """Return the negative log-likelihood of every token of this context-parallel rank, [s, b] in fp32 (fp64 for fp64
+    inputs), the same on every tp rank. Arguments as for `linear_cross_entropy`; `hidden` is only read."""
+    return _forward(hidden, weight, labels, settings.resolved(hidden, weight))
 
 
 @torch.no_grad()
 def losses_and_greedy_tokens(
     hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of `linear_cross_entropy`, and the likeliest next token after each token, [s, b] int64.
+    """Return the losses of `token_losses`, and the likeliest next token after each token, [s, b] int64.
 
     Among tokens with equal logits it is the lowest. Reads the hidden states once.
     """
     resolved = settings.resolved(hidden, weight)
     greedy = torch.empty_like(labels, dtype=torch.int64)
-    losses, _ = _forward(hidden, weight, labels, resolved, greedy=greedy)
-    return losses, greedy
+    return _forward(hidden, weight, labels, resolved, greedy), greedy
 
 
 @torch.no_grad()
@@ -125,47 +131,47 @@ def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, setti
 
 @dataclass(frozen=True, kw_only=True)
 class _Resolved(LossSettings):
-    """The settings that forward and backward of the loss share."""
+    """The settings, with what follows from the tensors."""
 
     ops: Ops
     parts: Hidden
     vocab: VocabSlice
-    trains: bool
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Forward only saves its inputs."""
+
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
-        weights: Tensor | None,
+        weights: Tensor,
         resolved: _Resolved,
         *of_norm: nn.Parameter,
     ) -> Tensor:
-        losses, log_sum_exp = _forward(hidden, weight, labels, resolved, weights)
-        ctx.save_for_backward(hidden, weight, labels, log_sum_exp, weights)
+        loss = weights.new_full((), float("nan"))
+        ctx.save_for_backward(hidden, weight, labels, weights)
         ctx.resolved, ctx.owner, ctx.of_norm = resolved, weight, of_norm
-        return losses
+        ctx.loss = loss.detach()  # the same memory, without a reference from the graph to itself
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, log_sum_exp, weights = ctx.saved_tensors
-        resolved, wide = ctx.resolved, log_sum_exp.dtype
-        grad_losses = grads[0].contiguous() if weights is None else weights
+        hidden, weight, labels, weights = ctx.saved_tensors
+        resolved, wide = ctx.resolved, wide_dtype(hidden.dtype)
         # Sums over chunks are not in bf16.
         sums = {p: torch.zeros_like(p, dtype=wide) for p in ctx.of_norm if p.requires_grad}
         is_trained, main = ctx.needs_input_grad[1], own_sum(ctx.owner)
         grad_weight = torch.zeros_like(weight, dtype=wide) if main is None and is_trained else main
+        ctx.loss.zero_()
         for section in resolved.parts.sections:
             part = resolved.parts.take(hidden, section.index)
             for own, rows in _row_ranges(section, part.shape[1], resolved):
-                chunk_values = [_read(tokens, rows, resolved.group) for tokens in (labels, log_sum_exp, grad_losses)]
-                if weights is not None:
-                    chunk_values[-1] = (grads[0] * chunk_values[-1]).to(wide)
-                _backward(part[own], weight, chunk_values, grad_weight, sums, resolved)
-                del chunk_values
+                of_tokens = [_read(tokens, rows, resolved.group) for tokens in (labels, weights)]
+                ctx.loss += _backward(part[own], weight, of_tokens, grads[0], grad_weight, sums, resolved)
+                del of_tokens
             resolved.parts.put(part, section.index)
         of_norm = [sums[p].to(p.dtype) if p.requires_grad else None for p in ctx.of_norm]
         of_weight = grad_weight.to(weight.dtype) if main is None and grad_weight is not None else None
@@ -178,67 +184,58 @@ def _backward(
     hidden: Tensor,
     weight: Tensor,
     of_tokens: list[Tensor],
+    grad: Tensor,
     grad_weight: Tensor | None,
     sums: dict[nn.Parameter, Tensor],
     resolved: _Resolved,
-) -> None:
-    """Run the backward of one chunk; its tensors are freed before the next chunk allocates.
+) -> Tensor:
+    """Return the weighted sum of the losses of one chunk, after its backward; its tensors are freed before the next
+    chunk allocates.
 
     Args:
         hidden: the chunk's rows, overwritten by their gradient.
-        of_tokens: label, log-sum-exp and gradient of the loss of each token of the chunk, in gathered order.
+        of_tokens: label and weight of each token of the chunk, in gathered order.
+        grad: the gradient of the sum of all losses.
         grad_weight, sums: gradients of the weight and of the norm's parameters, to which the chunk adds. Frozen ones
             are None, or missing in `sums`.
     """
-    labels, log_sum_exp, grad_losses = of_tokens
+    labels, weights = of_tokens
     norm = Replayed(resolved.norm, hidden, parameters=sums)
     gathered = all_gather(norm.output, resolved.group)
-    grad_logits = _logits(gathered, weight, resolved)
-    slopes = _slopes(grad_logits, resolved.softcap) if resolved.softcap else None
-    resolved.ops.logit_gradient_(
-        grad_logits, _local_labels(labels, resolved.vocab), log_sum_exp, grad_losses, resolved.vocab.num_valid
-    )
+    logits = _logits(gathered, weight, resolved)
+    slopes = _slopes(logits, resolved.softcap) if resolved.softcap else None
+    local = _local_labels(labels, resolved.vocab)
+    maximum, total, target, exponentials = _reduce(logits, local, resolved)
+    loss = (_losses(maximum, total, target) * weights).sum()
+    of_losses = (grad * weights).to(total.dtype)
+    resolved.ops.logit_gradient_(logits, exponentials, local, maximum, total, of_losses, resolved.vocab.num_valid)
+    del exponentials
     if slopes is not None:
-        grad_logits.mul_(slopes)
+        logits.mul_(slopes)
         del slopes
-    grad_normed = reduce_scatter((grad_logits @ weight).view_as(gathered), resolved.group)
-    add_weight_gradient(grad_weight, grad_logits, gathered.flatten(0, 1))
-    del gathered, grad_logits
+    grad_normed = reduce_scatter((logits @ weight).view_as(gathered), resolved.group)
+    add_weight_gradient(grad_weight, logits, gathered.flatten(0, 1))
+    del gathered, logits
     hidden.copy_(norm.backward(sums.__getitem__, grad_normed)[0])
+    return loss
 
 
 def _forward(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    resolved: _Resolved,
-    weights: Tensor | None = None,
-    greedy: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the losses of all tokens [s, b] or their weighted sum, and log-sum-exp [s, b] if there is a backward.
-
-    Works on one chunk at a time; writes the likeliest tokens to `greedy`.
-    """
-    group, wide = resolved.group, wide_dtype(hidden.dtype)
-    log_sum_exp = torch.empty_like(labels, dtype=wide) if resolved.trains else None
-    losses = torch.empty_like(labels, dtype=wide) if weights is None else weights.new_zeros(())
+    hidden: Tensor, weight: Tensor, labels: Tensor, resolved: _Resolved, greedy: Tensor | None = None
+) -> Tensor:
+    """Return the losses of all tokens [s, b]. Works on one chunk at a time; writes the likeliest tokens to `greedy`."""
+    group = resolved.group
+    losses = torch.empty_like(labels, dtype=wide_dtype(hidden.dtype))
     for section in resolved.parts.sections:
         part = resolved.parts.take(hidden, section.index)
         for own, rows in _row_ranges(section, part.shape[1], resolved):
             logits = _logits(all_gather(resolved.norm(part[own]), group), weight, resolved)
             if greedy is not None:
                 _write(greedy, rows, _greedy(logits, resolved), group)
-            lse, target = _reduce(logits, _read(labels, rows, group), resolved)
+            local = _local_labels(_read(labels, rows, group), resolved.vocab)
+            _write(losses, rows, _losses(*_reduce(logits, local, resolved)[:3]), group)
             del logits  # before the next chunk allocates its own
-            if log_sum_exp is not None:
-                _write(log_sum_exp, rows, lse, group)
-            if weights is None:
-                _write(losses, rows, lse - target, group)
-            else:
-                losses += ((lse - target) * _read(weights, rows, group)).sum()
-        if resolved.trains:
-            resolved.parts.put(part, section.index)  # backward takes it again
-    return losses, log_sum_exp
+    return losses
 
 
 def _row_ranges(section: Section, batch: int, resolved: _Resolved) -> list[tuple[slice, slice]]:
@@ -292,13 +289,15 @@ def _local_labels(labels: Tensor, vocab: VocabSlice) -> Tensor:
     return local.masked_fill((local < 0) | (local >= vocab.num_valid), -1)
 
 
-def _reduce(logits: Tensor, labels: Tensor, resolved: _Resolved) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp over the whole vocabulary and the logit of the label, both [c * b]; overwrites `logits`."""
-    maximum, total, target = resolved.ops.logit_sums(
-        logits,
-        _local_labels(labels, resolved.vocab),
-        resolved.vocab.num_valid,
-        lambda own: all_reduce(own, resolved.group, "max"),
+def _reduce(logits: Tensor, local: Tensor, resolved: _Resolved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return maximum and sum of exponentials over the whole vocabulary, and the logit of the label, each [c * b], and
+    the exponentials; overwrites `logits`."""
+    maximum, total, target, exponentials = resolved.ops.logit_sums(
+        logits, local, resolved.vocab.num_valid, lambda own: all_reduce(own, resolved.group, "max")
     )
     total, target = all_reduce(torch.stack([total, target]), resolved.group)
-    return maximum + total.log(), target
+    return maximum, total, target, exponentials
+
+
+def _losses(maximum: Tensor, total: Tensor, target: Tensor) -> Tensor:
+    return maximum + total.log() - target

@@ -14,7 +14,8 @@ from memo.spec.schedule import Action, Pipeline
 from memo_kernels import wide_dtype
 
 ChunkForward = Callable[[Tensor | None, int], Tensor]
-"""(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], or the loss at the last."""
+"""(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h]. At the last virtual stage it is
+the loss, which backward computes (memo.parallel.loss)."""
 
 Enter = Callable[[Action], None]
 """Called with each action before anything is done for it."""
@@ -32,13 +33,13 @@ class PipelineStage:
         """Execute one step; returns the detached sum of this rank's losses (0 on a stage without the head).
 
         Gradients of parameters are left to autograd and its hooks. If there is no backward among the actions, the
-        forwards run without a graph.
+        forwards run without a graph, and there is no sum of losses.
         """
         training = any(action.kind == "B" for action in actions)
         messages = self._messages(actions, training)
         loss_sum = torch.zeros((), dtype=wide_dtype(self.wire.dtype), device=self.wire.device)
         # Backward starts from the node that made an output, so the output itself can be freed once it is sent.
-        live: dict[tuple[int, int], tuple[Tensor | Entrance | None, GradientEdge]] = {}
+        live: dict[tuple[int, int], tuple[Tensor | Entrance | None, GradientEdge, Tensor | None]] = {}
         for index, action in enumerate(actions):
             if enter is not None:
                 enter(action)
@@ -51,18 +52,19 @@ class PipelineStage:
                     received, origin = messages.enter(received)
                 with torch.set_grad_enabled(training):
                     output = chunks[action.chunk](received, action.microbatch)
+                is_last = self.pipeline.virtual_stage(self.stage, action.chunk) == self.pipeline.last_virtual_stage
                 if training:
-                    live[key] = (origin, get_gradient_edge(output))
-                if self.pipeline.virtual_stage(self.stage, action.chunk) == self.pipeline.last_virtual_stage:
-                    loss_sum += output.detach()
-                else:
+                    live[key] = (origin, get_gradient_edge(output), output.detach() if is_last else None)
+                if not is_last:
                     messages.send(index, output.detach())
                 del output, origin
             else:
-                entered, root = live.pop(key)
+                entered, root, loss = live.pop(key)
                 # The backward of a loss receives nothing; autograd then starts from a gradient of 1.
                 torch.autograd.backward(root, received)
                 del root  # its graph holds references to the microbatch's context
+                if loss is not None:
+                    loss_sum += loss
                 if entered is not None:
                     assert entered.grad is not None
                     messages.send(index, entered.grad)

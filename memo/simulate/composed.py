@@ -4,8 +4,8 @@ A fused kernel (--kernels triton) reads and writes each value once. --kernels to
 the loss, and norms with wide weights of several kernels of torch (memo_kernels.*.reference), and each of these reads
 its inputs and writes its outputs. tests/emulated_gpu/test_composed_passes.py counts their bytes.
 
-A pass reads or writes a value once. Other frameworks are assumed to fuse (memo.simulate.framework). Known error: on
-CPUs torch composes RMSNorm too, which counts as fused here.
+A pass reads or writes a value once. Other frameworks are assumed to fuse (memo.simulate.framework). Known errors: on
+CPUs torch composes RMSNorm too, which counts as fused here, and a kernel of its own widens or narrows logits.
 """
 
 from typing import NamedTuple
@@ -27,9 +27,9 @@ NONE = Passes(0, 0)
 FUSED_NORM = Passes(2, 3)
 SUM_BEFORE_NORM = 1
 """Passes of a sum and a norm in two kernels beyond those of one: the sum is read once more."""
-ROTATION = 6
-"""Of RoPE over the channels that it rotates, forward or back: torch makes 8 passes, a fused kernel 2."""
-_ACTIVATIONS = {"swiglu": Passes(2, 8), "geglu_tanh": Passes(2, 8), "swiglu_clamped": Passes(13, 30)}
+ROTATION = 4
+"""Of RoPE over the channels that it rotates, forward or back: torch makes 6 passes, a fused kernel 2."""
+_ACTIVATIONS = {"swiglu": Passes(2, 4), "geglu_tanh": Passes(2, 4), "swiglu_clamped": Passes(12, 14)}
 """Over the output of the activation. A fused kernel makes 3 passes over its output in forward and 5 in backward."""
 
 
@@ -58,13 +58,12 @@ def norm_passes(config: RunConfig, kernels: Kernels) -> Passes:
 
 
 def loss_passes(config: RunConfig, kernels: Kernels) -> Passes:
-    """Return all passes of the loss over the logits of a chunk, which the head's product has written.
+    """Return all passes over the logits of a chunk for its losses, and those more for its gradient.
 
-    Fused kernels read the logits, and in backward write their gradient over them. torch widens them, finds their
-    maximum and sums their exponentials; in backward it scales the exponentials and narrows them. A cap of logits takes
+    The head's product has written the logits. Fused kernels read them, and write their gradient over them. torch finds
+    their maximum, subtracts it, and sums exponentials, of which a last kernel makes the gradient. A cap of logits takes
     six passes more, and its slopes eleven."""
-    cap = Passes(6, 17) if config.model.final_logit_softcapping else NONE
+    cap = Passes(6, 11) if config.model.final_logit_softcapping else NONE
     wide = kernels.wide / kernels.narrow
-    cast = 1 + wide if wide > 1 else 0
-    own = Passes(cast + 6 * wide, 2 * cast + 6 * wide) if is_composed(config) else Passes(1, 2)
+    own = Passes(2 + 4 * wide, 1 + wide) if is_composed(config) else Passes(1, 2)
     return Passes(own.forward + cap.forward, own.backward + cap.backward)

@@ -22,6 +22,9 @@ class Framework:
         under_autograd: whether layers that do not swap run under autograd. It keeps the outputs of norms and
             activation functions, and runs a recomputed layer again as a whole.
         fuses: whether its norms, RoPE, activations and loss are assumed to be fused kernels, whatever --kernels says.
+        makes_logits_again: whether the loss has a forward of its own, whose logits its backward makes again. The
+            efficiencies of machines were chosen by published steps for which this was assumed. Known error: Megatron-LM
+            keeps its logits, and passes over them more often.
         has_unmeasured_host: whether no published run tells the time of the host between kernels; see
             memo.estimate.time_errors.
     """
@@ -31,8 +34,11 @@ class Framework:
     host_starts_kernels: bool = False
     under_autograd: bool = True
     fuses: bool = True
+    makes_logits_again: bool = True
     has_unmeasured_host: bool = False
 
 
-MEMO = Framework(host_starts_kernels=True, under_autograd=False, fuses=False, has_unmeasured_host=True)
+MEMO = Framework(
+    host_starts_kernels=True, under_autograd=False, fuses=False, makes_logits_again=False, has_unmeasured_host=True
+)
 """memo.parallel.stage_messages posts receives ahead and sends beside compute."""

@@ -4,12 +4,12 @@ The table has the kernels of a layer of Qwen3 and one microbatch, in T tiles, co
 (tests/emulated_gpu/test_kernels_of_a_layer.py):
 
     kernels of T tiles              forward    backward    again
-    without a swap plan            13 + 19 T   33 + 40 T       23 T   of full recomputation
-    under a swap plan              17 + 19 T   35 + 40 T
-    swept                           9 + 42 T   17 + 90 T
+    without a swap plan             9 + 19 T   25 + 39 T       19 T   of full recomputation, and those of experts
+    under a swap plan              17 + 15 T   27 + 37 T
+    swept                           9 + 38 T   17 + 75 T
 
     more, of E experts                  24 T   (38 + 2 E) T
-    more, of those with biases     (30 + E) T  (90 + 5 E) T
+    more, of those with biases     (30 + E) T  (79 + 5 E) T
     more, of shared experts              5 T         11 T
     more, of a router by sigmoid         6 T         14 T
     more, which chooses in groups        6 T
@@ -45,7 +45,7 @@ from memo.spec.shapes import layer_matrices
 
 def kernels_of_layer(config: RunConfig, tiles: int, swaps: bool) -> tuple[int, int]:
     """Return the kernels of forward and of backward, for one layer and microbatch; `swaps`: under a swap plan."""
-    forward, backward = (count * tiles for count in _of_experts(config.model))
+    forward, backward = of_experts = tuple(count * tiles for count in _of_experts(config.model))
     trained_forward, trained_backward = _of_trained(config.model)
     forward, backward = forward + trained_forward * tiles, backward + trained_backward * tiles
     if config.model.attention_output_gate:
@@ -58,11 +58,12 @@ def kernels_of_layer(config: RunConfig, tiles: int, swaps: bool) -> tuple[int, i
     if is_gemma:
         forward, backward = forward + 10 + 20 * tiles, backward + 31 + 47 * tiles
     if not swaps:
-        again = (47 if is_gemma else 23) * tiles if config.memory.recompute_granularity == "full" else 0
-        return forward + 13 + 19 * tiles, backward + 33 + 40 * tiles + again
+        recomputes = config.memory.recompute_granularity == "full"
+        again = (43 if is_gemma else 19) * tiles + of_experts[0] if recomputes else 0
+        return forward + 9 + 19 * tiles, backward + 25 + 39 * tiles + again
     if config.memory.sweeps:
-        return forward + 9 + 42 * tiles, backward + 17 + 90 * tiles
-    return forward + 17 + 19 * tiles, backward + 35 + 40 * tiles
+        return forward + 9 + 38 * tiles, backward + 17 + 75 * tiles
+    return forward + 17 + 15 * tiles, backward + 27 + 37 * tiles
 
 
 def _of_trained(model: ModelConfig) -> tuple[int, int]:
@@ -92,7 +93,7 @@ def _of_experts(model: ModelConfig) -> tuple[int, int]:
     experts = model.num_experts
     if not experts:
         return 0, 0
-    forward, backward = (30 + experts, 90 + 5 * experts) if model.add_bias_linear else (24, 38 + 2 * experts)
+    forward, backward = (30 + experts, 79 + 5 * experts) if model.add_bias_linear else (24, 38 + 2 * experts)
     if model.moe_router_score_function == "sigmoid":
         forward, backward = forward + (12 if model.moe_router_num_groups > 1 else 6), backward + 14
     return (forward + 5, backward + 11) if model.shared_ffn_size else (forward, backward)

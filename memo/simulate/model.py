@@ -53,7 +53,8 @@ class StepModel(_LayerModel):
     """The costs of one step on every stage.
 
     Attributes:
-        embedding, loss: cost of embedding and loss for one microbatch.
+        embedding, loss: cost of embedding and loss for one microbatch in training.
+        losses: cost of the losses of one microbatch in a forward before the step.
         message_s: seconds of a message between neighbouring stages.
         has_rendezvous: whether stages meet for their messages (memo.spec.rendezvous).
         updates, states: costs by stage; None in `states` for stages whose states are all whole on the device.
@@ -67,6 +68,7 @@ class StepModel(_LayerModel):
     num_layers: int
     embedding: EndCost
     loss: EndCost
+    losses: Cost
     message_s: float
     has_rendezvous: bool
     updates: tuple[UpdateCost, ...]
@@ -93,7 +95,7 @@ class StepModel(_LayerModel):
         return _end_s(self.embedding, action) if self.pipeline.virtual_stage(stage, action.chunk) == 0 else 0.0
 
     def loss_s(self, stage: int, action: Action) -> float:
-        """Return the seconds of the loss in an action; 0 if the action does not contain it."""
+        """Return the seconds of the loss in an action of training; 0 if the action does not contain it."""
         is_last = self.pipeline.virtual_stage(stage, action.chunk) == self.pipeline.last_virtual_stage
         return _end_s(self.loss, action) if is_last else 0.0
 
@@ -111,7 +113,9 @@ class StepModel(_LayerModel):
         if not self.forwards:
             return 0.0
         stages, chunks = self.pipeline.stages, range(self.pipeline.chunks)
-        slowest_s = max(sum(self.action_s(stage, Action("F", 0, chunk)) for chunk in chunks) for stage in range(stages))
+        of_stages = [sum(self.action_s(stage, Action("F", 0, chunk)) for chunk in chunks) for stage in range(stages)]
+        of_stages[-1] += self.losses.total_s
+        slowest_s = max(of_stages)
         return self.forwards * (self.pipeline.microbatches + (stages - 1) / len(chunks)) * slowest_s
 
 
@@ -137,7 +141,8 @@ def step_model(
         pipeline=pipeline_of(config, world_size),
         num_layers=config.model.num_layers,
         embedding=embedding_cost(config, kernels),
-        loss=loss_cost(config, kernels),
+        loss=loss_cost(config, kernels, framework.makes_logits_again),
+        losses=loss_cost(config, kernels, again=True).forward,
         message_s=stage_message_s(config, kernels, world_size, from_host, framework.order),
         has_rendezvous=from_host or framework.waits_for_messages,
         updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage, framework.order)),

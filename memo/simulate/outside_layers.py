@@ -69,8 +69,10 @@ def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     return EndCost(forward, forward + Cost(elementwise=sum_s))
 
 
-def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """Return the cost of final norm and loss in chunks; backward recomputes the norm and the logits of each chunk."""
+def loss_cost(config: RunConfig, kernels: Kernels, again: bool = False) -> EndCost:
+    """Return the cost of final norm and loss in chunks, all of which is in backward.
+
+    With `again`, the losses have a forward of their own, and backward makes norm and logits of each chunk again."""
     tokens, hidden, rows = rank_tokens(config), config.model.hidden_size, _head_rows(config)
     tp = Group(config.parallel.tp, 1)
     chunk = min(config.training.loss_chunk_size, tokens)
@@ -85,20 +87,19 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)
     if not is_trained(config.model, shape_of_run(config).head_weights[0].name):
         weight_s = sum_s = 0.0
-    # In backward the norm runs again, and the gradient of its input is copied over the input.
+    # The gradient of the norm's input is copied over the input.
     once, back = norm_passes(config, kernels)
-    norm_s = [passes_s(kernels, passes, chunk_bytes / tp.size) for passes in (once, once + back + 2)]
-    forward = Cost(
-        matmul=product_s,
-        elementwise=loss_s[0] + norm_s[0],
-        tensor=gather_s + 2 * kernels.all_reduce_s(chunk * kernels.wide, tp),
-    )
-    backward = Cost(
-        matmul=2 * product_s + weight_s,
+    norm_s = [passes_s(kernels, passes, chunk_bytes / tp.size) for passes in (once, back + 2)]
+    logits_cost = Cost(matmul=product_s, elementwise=norm_s[0], tensor=gather_s)
+    losses = Cost(elementwise=loss_s[0], tensor=2 * kernels.all_reduce_s(chunk * kernels.wide, tp))
+    gradients = Cost(
+        matmul=product_s + weight_s,
         elementwise=loss_s[1] + sum_s + norm_s[1],
-        tensor=2 * gather_s,
+        tensor=gather_s,
     )
-    return EndCost(forward * count, backward * count)
+    if again:
+        return EndCost((logits_cost + losses) * count, (logits_cost + gradients) * count)
+    return EndCost(NOTHING, (logits_cost + losses + gradients) * count)
 
 
 def update_cost(

@@ -256,8 +256,9 @@ def _compute_s(model: StepModel) -> dict[str, float]:
     """Return the seconds of compute in one step by component, averaged over the stages."""
     layers, forwards = model.layers_per_stage, 1 + model.forwards
     total = (model.layer.forward * forwards + model.layer.backward) * layers
-    for end in (model.embedding, model.loss):
-        total += (end.forward * forwards + end.backward) * (1.0 / model.pipeline.stages)
+    ends = model.embedding.forward * forwards + model.embedding.backward
+    ends += model.losses * model.forwards + model.loss.forward + model.loss.backward
+    total += ends * (1.0 / model.pipeline.stages)
     count = model.pipeline.microbatches
     kinds = {kind.name: getattr(total, kind.name) * count for kind in fields(total)}
     return {**kinds, "recompute": model.recompute.total_s * layers * count}

@@ -40,13 +40,13 @@ def hidden_ops(pipeline: Pipeline, stage: int, num_layers: int, items: Sequence[
     `layer` counts how often the hidden states of a microbatch, or their gradients, have been written on any stage
     before; n = num_layers:
 
-        written by    embedding   layer i   loss, forward   loss, backward   layer i, backward
-        as            0           i + 1     n + 1           n + 2            2 n + 2 - i
-        read by       layer 0     the next layer, the loss: forward, then backward, layers downward, the embedding
+        written by    embedding   layer i   loss, backward   layer i, backward
+        as            0           i + 1     n + 1            2 n + 1 - i
+        read by       layer 0     the next layer, the backward of the loss, layers downward, the embedding
 
     A rendezvous of two stages reads on the one stage the output of its `sent`, and writes it on the other stage. The
-    forward of the loss writes its input again for its backward; in an evaluation it only reads. Every module and
-    message reads a section before it writes that section.
+    forward of the loss reads in an evaluation, and does nothing in training. Every module and message reads a section
+    before it writes that section.
     """
     writer = _Writer(num_layers, sections, trains=any(isinstance(item, Action) and item.kind == "B" for item in items))
 
@@ -68,7 +68,7 @@ class _Writer:
 
     def __init__(self, num_layers: int, sections: int, trains: bool) -> None:
         self.num_layers, self.sections, self.trains = num_layers, sections, trains
-        self.end = 2 * num_layers + 2
+        self.end = 2 * num_layers + 1
         self.found: list[LayerOp] = []
 
     def meet(self, at: Action, layers: range, reads: bool) -> None:
@@ -93,20 +93,18 @@ class _Writer:
                 self._move_all(microbatches, None, 0)
             for layer in layers:
                 self._move_all(microbatches, layer, layer + 1)
-            for microbatch in microbatches if ends_here else ():
-                self._move(microbatch, self.num_layers, self.num_layers + 1 if self.trains else None)
-                if pipeline.breadth_first:
-                    self._loss_backward(microbatch)
+            if ends_here and (pipeline.breadth_first or not self.trains):
+                self._loss(microbatches)
             return
         if ends_here and not pipeline.breadth_first:
-            self._loss_backward(microbatches[0])
+            self._loss(microbatches)
         for layer in reversed(layers):
             self._move_all(microbatches, self.end - layer - 1, self.end - layer, "B")
         if layers.start == 0:
             self._move_all(microbatches, self.end, None)
 
-    def _loss_backward(self, microbatch: int) -> None:
-        self._move(microbatch, self.num_layers + 1, self.num_layers + 2)
+    def _loss(self, microbatches: Sequence[int]) -> None:
+        self._move_all(microbatches, self.num_layers, self.num_layers + 1 if self.trains else None)
 
     def _move_all(self, microbatches: Sequence[int], read: int | None, written: int | None, kind: Kind = "F") -> None:
         for microbatch in microbatches:

@@ -50,26 +50,24 @@ EDGE += ["--place-states", "never"]
 def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Path, capsys: Capture) -> None:
     run, first = tmp_path / "run.toml", tmp_path / "run.first.toml"
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
-    assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "tight"]
-    assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
-    assert lines[6].startswith("= less than 5% slower") and lines[7].startswith("tight: the plan fails")
-    del lines[6:8]
+    assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
     assert lines[6].startswith("±%: errors of the seconds of a step: attention 3%, products 4%, ")
     assert lines[7:9] == [str(FULL_SIZE), ""]
     del lines[6:8]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "9.4% faster than what surely fits, but it may not fit: GPU memory: 31.72 GiB needed, 31.13 GiB sure to fit"
+    risk = "6.5% faster than what surely fits, but it may not fit: GPU memory: 31.66 GiB needed, 31.13 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("; the first step tells")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN --load RUN"
     assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: keep everything on the GPU")
-    assert lines[15].startswith("a step takes 6.1 minutes, a billion tokens ")
-    assert lines[16].startswith("--kernels triton, which fuses norms, ") and "would take 8% less time; " in lines[16]
+    assert lines[15].startswith("a step takes 5.7 minutes, a billion tokens ")
+    assert lines[16].startswith("--kernels triton, which fuses norms, ") and "would take 4% less time; " in lines[16]
     del lines[16]
     assert lines[16].startswith(
         "CUDA, NCCL and page tables take 4.4 GiB of a GPU beside torch (published figures: 2.8 to 5.8); "
     )
-    assert lines[16].endswith("; 3.0 GiB stay free")
+    assert lines[16].endswith("; 3.1 GiB stay free")
     assert lines[17] == "weights: new; by default --lr 0.0003 after a warm-up of 1/100 of the steps"
     assert lines[18] == f"{start} {run} --data-path DATA --save RUN --load RUN"
     assert not any(line.startswith("best:") for line in lines)

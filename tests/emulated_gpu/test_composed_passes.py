@@ -60,10 +60,9 @@ with torch.no_grad():
     found["rotation"] = [taken_s(lambda: ops.rotate_(heads, angles, angles, back=back))[0] for back in (False, True)]
     logits, labels = x.view(rows, width), torch.empty(rows, dtype=torch.int64, device="cuda")
     of_rows = torch.empty(rows, device="cuda")
-    found["loss"] = (
-        taken_s(lambda: ops.logit_sums(logits, labels, width, lambda largest: largest))[0],
-        taken_s(lambda: ops.logit_gradient_(logits, labels, of_rows, of_rows, width))[0],
-    )
+    sums_s, (maximum, total, _, exponentials) = taken_s(lambda: ops.logit_sums(logits, labels, width, lambda own: own))
+    of_gradient = (logits, exponentials, labels, maximum, total, of_rows, width)
+    found["loss"] = (sums_s, taken_s(lambda: ops.logit_gradient_(*of_gradient))[0])
 print(json.dumps(found))
 """
 

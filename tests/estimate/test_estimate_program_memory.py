@@ -166,6 +166,8 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
 ROW_COPY_BYTES = 128 * 4
 """Of the queries of one head in fp32: so much more torch's backward of attention has for several sequences whose
 outputs lie in one tensor. Nobody is served by an account of it."""
+NUMBER_BYTES = 8 + 4
+"""Of the number by which an adapter's output is multiplied: as a Python number, and in fp32."""
 PACKED_BYTES = 1 << 18
 """Of the operands that a small product in bf16 packs for each thread, on CPUs with instructions for it: more than the
 wide result that the account has (measured: 128 KB). At the sizes of a step it is nothing."""
@@ -202,16 +204,16 @@ def layer_peaks_twice(
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_layer_is_foreseen_within_the_bounds_of_its_scratch_memory(num_threads: int) -> None:
     """fp32 and bf16, LayerNorm and RMSNorm, with and without gates, biases, norms of heads: what is kept to the byte,
-    and the backward, whose moment is a step's, within 4 %, or 8 % in bf16."""
+    and the backward, whose moment is a step's, within 4 %, or 12 % in bf16."""
     layers = LAYERS if num_threads == 1 else LAYERS[::3]  # threads add scratch memory to some of its kinds
     configs = [run_config(name, seq_length=128, **flags) for name, flags in layers]
     (peaks,) = run_ranks(1, layer_peaks_twice, configs, num_threads)
     for (name, flags), (found, expected) in zip(layers, peaks, strict=True):
         spare, narrow = {what: expected[what] - found[what] for what in expected}, "params_dtype" in flags
         copies = flags.get("micro_batch_size", 1) != 1 or "window_size" in flags
-        least = -num_threads * PACKED_BYTES if narrow else -ROW_COPY_BYTES * copies
+        least = -num_threads * PACKED_BYTES if narrow else -ROW_COPY_BYTES * copies - NUMBER_BYTES
         assert spare["kept"] == 0 and least <= min(spare.values()), (name, flags, spare)
-        assert spare["backward"] <= (0.08 if narrow else 0.04) * found["backward"], (name, flags, spare)
+        assert spare["backward"] <= (0.12 if narrow else 0.04) * found["backward"], (name, flags, spare)
         assert narrow or spare["forward"] <= num_threads * SCRATCH_BYTES, (name, flags, spare)
 
 

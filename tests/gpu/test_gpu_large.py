@@ -11,7 +11,7 @@ from memo.emulated_gpu.launch import is_emulated
 from memo.executor.cuda_streams import CudaStreams
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import Stream
-from memo.parallel.loss import LossSettings, linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy, token_losses
 from memo.units import GIB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -63,8 +63,10 @@ def test_loss_of_hidden_states_with_more_than_2_31_elements() -> None:
 
     def run(x: torch.Tensor, of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = {"vocab_size": vocabulary, "chunk_size": chunk}
-        losses = linear_cross_entropy(x, weight, of, LossSettings(torch.nn.Identity(), group=None, **sizes))
-        return losses.detach()[-chunk:], torch.autograd.grad(losses.sum(), x)[0][-chunk:]
+        settings = LossSettings(torch.nn.Identity(), group=None, **sizes)
+        losses = token_losses(x, weight, of, settings)
+        loss = linear_cross_entropy(x, weight, of, settings, torch.ones(of.shape, dtype=torch.float64, device=device))
+        return losses[-chunk:], torch.autograd.grad(loss, x)[0][-chunk:]
 
     alone = hidden.detach()[-chunk:].clone().requires_grad_()
     losses, grad = run(hidden, labels)

@@ -82,7 +82,7 @@ def loss(ops: Ops) -> None:
     logits, labels = values(TOKENS, VOCABULARY), torch.zeros(TOKENS, dtype=torch.int64)
     of_rows = values(TOKENS, dtype=torch.float32)
     ops.logit_sums(logits, labels, VOCABULARY, lambda largest: largest)
-    ops.logit_gradient_(logits, labels, of_rows, of_rows, VOCABULARY)
+    ops.logit_gradient_(logits, logits, labels, of_rows, of_rows, of_rows, VOCABULARY)
     ops.squared_norm(values(1 << 16, dtype=torch.float32))
 
 

@@ -47,12 +47,15 @@ def test_rotation_in_place_of_some_heads(module: Any, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("module", [rope, rope_kernel], ids=["torch", "triton"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rotation_back_is_the_gradient(module: Any, dtype: torch.dtype) -> None:
-    """To the bit as autograd finds it."""
+    """As autograd finds it: torch's to a rounding of each of two products, the kernel's to the bit."""
     x, table = normal(4, 2, 3, 16, dtype=dtype).requires_grad_(), angles(4, 2, 8, dtype)
     grad = normal(4, 2, 3, 16, dtype=dtype, seed=5)
     (expected,) = torch.autograd.grad(module.rotate(x, *table), x, grad)
+    most = grad.abs().max().item()
     module.rotate_(grad, *table, back=True)
-    assert torch.equal(grad, expected)
+    torch.testing.assert_close(
+        grad, expected, rtol=0, atol=0 if module is rope_kernel else torch.finfo(dtype).eps * most
+    )
 
 
 def test_heads_that_are_not_contiguous_are_refused() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memo.model.norm import Norm
-from memo.parallel.loss import LossSettings, linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy, token_losses
 from memo_kernels import select_ops
 
 torch.set_num_threads(1)
@@ -43,11 +43,16 @@ def chunked(inputs: list[Tensor], chunk_size: int, centered: bool = True) -> lis
     """losses, d hidden, d weight, d norm's weight and, for a centered norm, d its bias of ours."""
     *leaves, labels, of_losses = (x.clone() for x in inputs)
     hidden, weight, scale, bias = (nn.Parameter(x) for x in leaves)
+    of_losses = of_losses.double()
     norm = Norm(scale, bias if centered else None, EPSILON, select_ops("torch", hidden.dtype))
     sizes = {"vocab_size": VOCAB, "chunk_size": chunk_size}
-    losses = linear_cross_entropy(hidden, weight, labels, LossSettings(norm, group=None, **sizes))
-    gradients = torch.autograd.grad((losses * of_losses).sum(), (hidden, weight, *norm.parameters()))
-    return [losses.detach(), *gradients]
+    settings = LossSettings(norm, group=None, **sizes)
+    losses = token_losses(hidden, weight, labels, settings)
+    total = linear_cross_entropy(hidden, weight, labels, settings, of_losses)
+    assert total.isnan()  # backward computes it
+    gradients = torch.autograd.grad(total, (hidden, weight, *norm.parameters()))
+    torch.testing.assert_close(total.detach(), (losses * of_losses).sum(), rtol=1e-12, atol=0, check_dtype=False)
+    return [losses, *gradients]
 
 
 def plain(inputs: list[Tensor], dtype: torch.dtype, centered: bool = True) -> list[Tensor]:
@@ -110,14 +115,15 @@ def test_gradients_of_weights_keep_their_bits_over_many_chunks() -> None:
 
 def test_hidden_states_become_their_gradient() -> None:
     """The same memory, so nothing else of their size is made; who would read them again is told so."""
-    hidden, weight, scale, bias, labels, _ = make_inputs()
+    hidden, weight, scale, bias, labels, of_losses = make_inputs()
     norm = Norm(nn.Parameter(scale), nn.Parameter(bias), EPSILON, select_ops("torch", hidden.dtype))
     leaf = hidden.clone().requires_grad_()
     x = leaf * 1.0
     kept = x.exp()  # autograd keeps its result, and of the next product x
     squares = x * x
     sizes = {"vocab_size": VOCAB, "chunk_size": 5}
-    loss = linear_cross_entropy(x, weight.requires_grad_(), labels, LossSettings(norm, group=None, **sizes)).sum()
+    settings = LossSettings(norm, group=None, **sizes)
+    loss = linear_cross_entropy(x, weight.requires_grad_(), labels, settings, of_losses)
     (grad,) = torch.autograd.grad(loss, x, retain_graph=True)
     assert grad.data_ptr() == x.data_ptr()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -165,5 +171,6 @@ def test_logits_of_two_chunks_never_meet(dtype: torch.dtype, logit_bytes: int) -
     labels = torch.randint(0, 512, (1024, 1), generator=generator)
     with Made() as made:
         sizes = {"vocab_size": 512, "chunk_size": 256}
-        linear_cross_entropy(hidden, weight, labels, LossSettings(nn.Identity(), group=None, **sizes)).sum().backward()
+        settings = LossSettings(nn.Identity(), group=None, **sizes)
+        linear_cross_entropy(hidden, weight, labels, settings, torch.ones(1024, 1).double()).backward()
     assert 1.0 <= made.peak_bytes / (256 * 512 * logit_bytes) < 1.25

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from memo.model.norm import Norm
 from memo.parallel.collectives import all_gather
-from memo.parallel.loss import LossSettings, linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy, token_losses
 from memo.parallel.shards import sharded_parameter
 from memo.spec.weights import one
 from memo_kernels import select_ops
@@ -41,7 +41,8 @@ def make_inputs(vocab: int) -> list[Tensor]:
 
 
 def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
-    """losses [s, b], d hidden [n, b, h], d weight [v_local, h], d norm's weight and bias [h] of this rank."""
+    """losses [s, b], their weighted sum, d hidden [n, b, h], d weight [v_local, h], d norm's weight and bias [h], of
+    this rank."""
     hidden, weight, labels, weights, *of_norm = inputs
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
     head = sharded_parameter(one("head.weight", weight.shape[0], H, "vocabulary"), torch.float64, group, std=0.0)
@@ -52,8 +53,11 @@ def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
     leaves = (local_hidden.requires_grad_(), local_weight.requires_grad_())
     norm = Norm(*(nn.Parameter(x) for x in of_norm), EPSILON, select_ops("torch", torch.float64))
     sizes = {"vocab_size": weight.shape[0], "chunk_size": chunk_size}
-    losses = linear_cross_entropy(*leaves, labels, LossSettings(norm, group=group, **sizes))
-    return [losses.detach(), *torch.autograd.grad((losses * weights).sum(), (*leaves, *norm.parameters()))]
+    settings = LossSettings(norm, group=group, **sizes)
+    losses = token_losses(*leaves, labels, settings)
+    loss = linear_cross_entropy(*leaves, labels, settings, weights)
+    gradients = torch.autograd.grad(loss, (*leaves, *norm.parameters()))
+    return [losses, loss.detach(), *gradients]
 
 
 def on_rank_all_chunks(inputs: list[Tensor]) -> list[list[Tensor]]:
@@ -61,7 +65,7 @@ def on_rank_all_chunks(inputs: list[Tensor]) -> list[list[Tensor]]:
 
 
 def gathered_tokens(chunk_size: int) -> list[int]:
-    """How many tokens each all-gather of the loss's forward and backward brings together."""
+    """How many tokens each all-gather of the losses' forward, and of backward, brings together."""
     numbers = []
 
     def counting(x: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -94,9 +98,10 @@ def test_equals_unsharded(tp: int, vocab: int, real_rows: list[int]) -> None:
     true = F.cross_entropy(logits.flatten(0, 1), inputs[2].flatten(), reduction="none").view(S, B)
     grad_hidden, grad_weight, *grads_of_norm = torch.autograd.grad((true * inputs[3]).sum(), leaves)
     for results in zip(*run_ranks(tp, on_rank_all_chunks, inputs), strict=True):  # of one chunk size
-        losses, grads_hidden, grads_weight, *parts_of_norm = zip(*results, strict=True)
-        assert all(torch.equal(other, losses[0]) for other in losses)
+        losses, sums, grads_hidden, grads_weight, *parts_of_norm = zip(*results, strict=True)
+        assert all(torch.equal(other, first[0]) for first in (losses, sums) for other in first)
         torch.testing.assert_close(losses[0], true.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(sums[0], (true * inputs[3]).sum().detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(torch.cat(grads_hidden), grad_hidden, rtol=1e-12, atol=1e-12)
         real = [grad[:rows] for grad, rows in zip(grads_weight, real_rows, strict=True)]
         padding = [grad[rows:] for grad, rows in zip(grads_weight, real_rows, strict=True)]

@@ -46,12 +46,12 @@ def test_a_layer_of_gpt_adds_up_and_norms_in_two_kernels() -> None:
 
 
 def test_a_layer_of_llama_rotates_and_activates_in_many_kernels() -> None:
-    """Two passes over the output of SwiGLU and eight in backward, which also makes the output again; six over queries
-    and keys in either direction."""
+    """Two passes over the output of SwiGLU and four in backward, which also makes the output again; four over
+    queries and keys in either direction."""
     activation, rotated = 14336 * PASS_S, (4096 + 1024) * PASS_S
     forward_s, backward_s = more_s("llama-3.1-8b")
-    assert forward_s == pytest.approx(2 * activation + 6 * rotated + 4096 * PASS_S)
-    assert backward_s == pytest.approx((2 + 8) * activation + 6 * rotated)
+    assert forward_s == pytest.approx(2 * activation + 4 * rotated + 4096 * PASS_S)
+    assert backward_s == pytest.approx((2 + 4) * activation + 4 * rotated)
 
 
 def test_norms_of_gemma_are_cast_in_kernels_of_their_own() -> None:
@@ -77,11 +77,11 @@ def test_what_a_plan_recomputes_is_composed_too(model: str) -> None:
     assert again[0] > again[1] and torch.backward.elementwise > fused.backward.elementwise
 
 
-@pytest.mark.parametrize(("dtype", "passes"), [("bf16", (14, 16)), ("fp32", (5, 4))])
+@pytest.mark.parametrize(("dtype", "passes"), [("bf16", (9, 1)), ("fp32", (5, 0))])
 def test_the_loss_passes_over_its_logits(dtype: str, passes: tuple[int, int]) -> None:
     """In bf16 it widens them and narrows their gradient; in fp32 it does neither."""
     kernels = replace(KERNELS, dtype=dtype)
-    torch, fused = (loss_cost(run("llama-3.1-8b", name), kernels) for name in ("torch", "triton"))
+    torch, fused = (loss_cost(run("llama-3.1-8b", name), kernels, again=True) for name in ("torch", "triton"))
     logits_s = kernels.memory_s(TOKENS * 128256 * kernels.narrow)
     assert torch.forward.elementwise - fused.forward.elementwise == pytest.approx(passes[0] * logits_s)
     assert torch.backward.elementwise - fused.backward.elementwise == pytest.approx(passes[1] * logits_s)

@@ -37,17 +37,22 @@ def config(**values: object) -> RunConfig:
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 4}, {"cp": 2, "mbs": 2}])
-def test_the_loss_multiplies_four_times_by_the_head(layout: dict[str, int]) -> None:
-    """Logits, again in backward, and both gradients: whatever the chunks, all tokens of the rank."""
+def test_the_loss_multiplies_three_times_by_the_head(layout: dict[str, int]) -> None:
+    """Logits and both gradients, all in backward: whatever the chunks, all tokens of the rank. To make logits again
+    costs a product more, a gather and a norm."""
     run = config(**layout)
     tokens = 65536 * run.training.micro_batch_size // run.parallel.cp
     once_s = 2 * tokens * 128256 * 4096 / run.parallel.tp / 312e12
     for chunk in (4096, 8192):  # smaller ones are bound by memory, as the next test says
-        cost = loss_cost(run.override({"loss_chunk_size": chunk}), IDEAL)
-        assert cost.forward.matmul == pytest.approx(once_s, rel=0.001)
+        cost, again = (loss_cost(run.override({"loss_chunk_size": chunk}), IDEAL, again) for again in (False, True))
         assert cost.backward.matmul == pytest.approx(3 * once_s, rel=0.001)
         hidden_s = tokens * 4096 * 2 / 100e9 * (run.parallel.tp - 1) / run.parallel.tp
-        assert cost.backward.tensor == pytest.approx(2 * hidden_s)
+        softmax_s = cost.backward.tensor - 2 * hidden_s
+        assert cost.forward.total_s == 0.0 <= softmax_s < 0.01 * hidden_s + 1e-12
+        assert again.forward.matmul == pytest.approx(once_s, rel=0.001)
+        assert again.forward.total_s + again.backward.total_s - cost.backward.total_s == pytest.approx(
+            once_s + hidden_s + 2 * tokens / run.parallel.tp * 4096 * 2 / 1e12, rel=0.001
+        )
 
 
 def test_a_chunk_adds_its_weight_gradient() -> None:
@@ -65,17 +70,16 @@ def test_a_chunk_adds_its_weight_gradient() -> None:
         assert plain.elementwise - cost.elementwise == pytest.approx(65536 / chunk * 12 * element_s)
 
 
-def test_each_chunk_is_normed_again_before_its_gradient_overwrites_it() -> None:
-    """Beside logits and weights: two passes over the hidden states in forward; in backward two for the norm again,
-    three for its backward and two for the copy of the gradient."""
+def test_each_chunk_is_normed_once_and_its_gradient_overwrites_it() -> None:
+    """Beside logits and weights: two passes over the hidden states for the norm, three for its backward and two for the
+    copy of the gradient."""
     for tp in (1, 4):
         run = config(tp=tp, loss_chunk_size=1024, vocab_size=256, kernels="triton")
         cost = loss_cost(run, IDEAL)
         pass_s = 65536 / tp * 4096 * 2 / 1e12
         rows = 256 / tp
         logits_s = 65536 * rows * 2 / 1e12
-        assert cost.forward.elementwise - logits_s == pytest.approx(2 * pass_s)
-        assert cost.backward.elementwise - 2 * logits_s == pytest.approx(7 * pass_s)
+        assert cost.backward.elementwise - 3 * logits_s == pytest.approx(7 * pass_s)
 
 
 def test_embedding_gathers_and_adds_into_its_whole_gradient() -> None:

@@ -60,7 +60,9 @@ def test_preferences_add_forwards_of_the_whole_batch(layout: dict[str, int]) -> 
     schedule = program_of(model.pipeline, [forward_only(model.pipeline)] * model.pipeline.stages)
 
     def execute(stage: int, op: Op, ready_s: float) -> float:
-        return ready_s + model.action_s(stage, op.executed_action)
+        action, last = op.executed_action, model.pipeline.last_virtual_stage
+        losses_s = model.losses.total_s if model.pipeline.virtual_stage(stage, action.chunk) == last else 0.0
+        return ready_s + model.action_s(stage, action) + losses_s
 
     clock_s = run(schedule, execute, model.message_s).makespan_s
     for forwards, more in ((2, {}), (1, {"reference_log_probs": "reference.json"})):

@@ -1,6 +1,7 @@
 """Run the model once, forward and backward, on given tokens and weights: on one rank or on all of tp."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from layouts import assemble, global_pieces, make
@@ -8,7 +9,8 @@ from ranks import run_ranks
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.model.transformer import Microbatch
+from memo.executor.phases import unmarked
+from memo.model.transformer import Microbatch, TransformerChunk
 from memo.parallel.collectives import all_gather
 from memo.spec.schedule import forward_only
 from memo.train.parallel_model import ParallelModel
@@ -36,8 +38,18 @@ def random_batch(vocab_size: int, seq_length: int, batch: int) -> Microbatch:
 @torch.no_grad()
 def loss_of(model: ParallelModel, batches: list[Microbatch]) -> Tensor:
     """This rank's share of the loss of one global batch, outside of training; changes nothing."""
-    forwards = [lambda hidden, at, chunk=chunk: chunk(hidden, batches[at]) for chunk in model.chunks]
-    return model.stage.run(forward_only(model.pipeline), forwards)
+    total = torch.zeros((), dtype=torch.float64)
+
+    def forward(chunk: TransformerChunk, hidden: Tensor | None, at: int) -> Tensor:
+        hidden = chunk.hidden_states(hidden, batches[at])
+        if chunk.head is not None:
+            losses = unmarked(chunk.head).token_losses(hidden, batches[at].labels)
+            total.add_((losses * batches[at].loss_weight).sum())
+        return hidden
+
+    forwards = [partial(forward, chunk) for chunk in model.chunks]
+    model.stage.run(forward_only(model.pipeline), forwards)
+    return total
 
 
 def run_once(

@@ -42,19 +42,24 @@ def _gradient(logits_ptr, labels_ptr, lse_ptr, grad_ptr, stride, size, num_valid
 
 def logit_sums(
     logits: Tensor, labels: Tensor, num_valid: int, largest: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute reference.logit_sums for fp32, bf16 or fp16, in one pass that keeps the logits; sums are in fp32."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute reference.logit_sums for fp32, bf16 or fp16, in one pass; sums are in fp32.
+
+    The gradient's kernel computes exponentials from the logits again, so the last tensor is `logits` itself."""
     maximum, total, target = (torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(3))
     _sums[(logits.shape[0],)](
         logits, labels, maximum, total, target, logits.stride(0), num_valid, BLOCK=_BLOCK, num_warps=8
     )
     of_all = largest(maximum.clone())
-    return of_all, total.mul_(maximum.sub_(of_all).exp_()), target
+    return of_all, total.mul_(maximum.sub_(of_all).exp_()), target, logits
 
 
-def logit_gradient_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> None:
-    """Compute reference.logit_gradient_ for fp32, bf16 or fp16."""
+def logit_gradient_(
+    logits: Tensor, exponentials: Tensor, labels: Tensor, maximum: Tensor, total: Tensor, grad: Tensor, num_valid: int
+) -> None:
+    """Compute reference.logit_gradient_ for fp32, bf16 or fp16; it does not read `exponentials`."""
     num_rows, size = logits.shape
+    lse = total.log().add_(maximum)
     _gradient[(num_rows, triton.cdiv(size, _BLOCK))](
         logits, labels, lse, grad, logits.stride(0), size, num_valid, BLOCK=_BLOCK, num_warps=8
     )

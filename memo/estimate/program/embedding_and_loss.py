@@ -16,6 +16,8 @@ _TOKEN_BYTES = 4
 """Bytes of a token, a label or a position. Kernels take labels in this width; torch takes indices of rows in
 _INDEX_BYTES."""
 _INDEX_BYTES = 8
+_WEIGHT_BYTES = 8
+"""Bytes of the weight of a token's loss."""
 _EMBEDDING_CHUNK = 8192
 """Tokens that are looked up at a time, as in memo.parallel.embedding."""
 _SEGMENT_TOKENS = 10
@@ -71,7 +73,7 @@ def _has_two_orders(sizes: LayerSizes) -> bool:
 
 def batch_bytes(sizes: LayerSizes) -> int:
     """Bytes of tokens, labels, positions in each order, and loss weights in fp64 of one microbatch."""
-    return sizes.tokens * ((4 if _has_two_orders(sizes) else 3) * _TOKEN_BYTES + 8)
+    return sizes.tokens * ((4 if _has_two_orders(sizes) else 3) * _TOKEN_BYTES + _WEIGHT_BYTES)
 
 
 def order_bytes(sizes: LayerSizes) -> int:
@@ -198,25 +200,11 @@ def _cast(ledger: Ledger, sizes: LayerSizes, pairs: int) -> Block:
     return cast
 
 
-def loss_forward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> Block:
-    """Forward of final norm and loss. Returns the log-sum-exp, which is kept together with the hidden states."""
-    lse = ledger.make("log-sum-exp", sizes.tokens * sizes.wide)
-    norm = norm_forward(ledger, sizes, "final norm", ends.chunk // sizes.tp, sizes.hidden, graph=False)
-    gathered = _gathered(ledger, sizes, ends, norm)  # each chunk frees its tensors before the next chunk begins
-    if sizes.tp > 1:
-        ledger.free(norm.out)
-    logits = _logits(ledger, sizes, ends)
-    ledger.free(gathered)
-    _softmax(ledger, sizes, ends)
-    ledger.free(logits)
-    return lse
-
-
-def loss_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
+def loss_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> Block | None:
     """Return the head's gradient if a tied embedding adds its own gradient to it, else None.
 
     The gradient of the last layer's output overwrites this output. On GPUs products add to the head's main gradient
-    themselves.
+    themselves. The forward of the loss requests nothing in training.
     """
     size = 0 if sizes.on_cuda else _trained_head(sizes, ends)
     of_norm = 0 if "final_norm.weight" in ends.frozen else (1 if sizes.rms else 2) * sizes.hidden
@@ -229,7 +217,6 @@ def loss_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes, lse: Block)
         gradients = ledger.make("norm weight gradients", of_norm * sizes.narrow)
         gradient = ledger.make("head gradient", size * sizes.narrow)
         ledger.free(sums, total)
-    ledger.free(lse)
     if not waits:
         if sizes.mixed:
             ledger.scratch(("wide head gradient", size * sizes.wide))
@@ -242,13 +229,15 @@ def loss_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes, lse: Block)
 def _loss_chunk_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> None:
     # On GPUs, and where no sum is wider, the product adds to the sum itself.
     size = _trained_head(sizes, ends) if sizes.mixed and not sizes.on_cuda else 0
-    copied = _TOKEN_BYTES + sizes.wide if sizes.tp > 1 else 0  # label and log-sum-exp
-    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + sizes.wide))
+    copied = _TOKEN_BYTES + _WEIGHT_BYTES if sizes.tp > 1 else 0
+    # Labels in another form, the three numbers of softmax, and the gradient of the loss.
+    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + _INDEX_BYTES + 4 * sizes.wide))
     norm = norm_forward(ledger, sizes, "final norm", ends.chunk // sizes.tp, sizes.hidden, graph=True)
     gathered = _gathered(ledger, sizes, ends, norm)
     logits = _logits(ledger, sizes, ends)
     slopes = ledger.make("slopes of capped logits", logits.num_bytes if ends.capped else 0)
-    _softmax(ledger, sizes, ends)  # its gradient overwrites the logits
+    wide = ends.chunk * ends.rows * sizes.wide if sizes.mixed else 0  # softmax's gradient overwrites the logits
+    ledger.scratch(("exponentials", wide), ("labels as indices", ends.chunk * (_INDEX_BYTES + sizes.wide)))
     ledger.free(slopes)
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(sizes, ends.chunk))
     multiply(ledger, sizes, ends.chunk * sizes.hidden)
@@ -275,9 +264,3 @@ def _logits(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> Block:
     logits = ledger.make("logits", ends.chunk * ends.rows * sizes.narrow)
     multiply(ledger, sizes, ends.chunk * ends.rows)
     return logits
-
-
-def _softmax(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> None:
-    """Request the tensors of softmax or its gradient: a wide copy of narrow logits, and labels in two forms."""
-    wide = ends.chunk * ends.rows * sizes.wide if sizes.mixed else 0
-    ledger.scratch(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + sizes.wide)))

@@ -14,7 +14,6 @@ from memo.estimate.program.embedding_and_loss import (
     embedding_backward,
     embedding_forward,
     loss_backward,
-    loss_forward,
     rope_table,
 )
 from memo.estimate.program.ledger import Block, Ledger, Pass, Snapshot
@@ -115,31 +114,27 @@ class EndPasses:
     """Passes before and after the layers, for one microbatch on one rank.
 
     Attributes:
-        rope, embedding, loss: the forwards that compute RoPE's table of all tokens, the first hidden states and the
-            loss.
-        loss_backward: the backward that overwrites the last layer's output with its gradient.
+        rope, embedding: the forwards that compute RoPE's table of all tokens and the first hidden states.
+        loss_backward: computes the loss, and overwrites the last layer's output with its gradient.
         embedding_backward, held_embedding_backward: backwards that start from the gradient of the first layer's input,
             while a tied head's gradient is kept; in the second, the caller still holds the input's gradient.
         rope_bytes, of_head_bytes: bytes of RoPE's table and of a tied head's gradient; 0 if there is none.
-        loss_kept: bytes by name between the loss and its backward, besides the hidden states.
     """
 
     rope: Pass
     embedding: Pass
-    loss: Pass
     loss_backward: Pass
     embedding_backward: Pass
     held_embedding_backward: Pass
     rope_bytes: int
     of_head_bytes: int
-    loss_kept: dict[str, int]
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
         """All bytes that a walk through a step reads."""
-        forwards, backward = (self.rope, self.embedding, self.loss), self.loss_backward
+        forwards, backward = (self.rope, self.embedding), self.loss_backward
         passes = (*forwards, self.embedding_backward, self.held_embedding_backward, backward)
-        sizes = self.rope_bytes, sum(self.loss_kept.values()), self.of_head_bytes
+        sizes = self.rope_bytes, self.of_head_bytes
         return (*sizes, *(each.transient_bytes for each in passes), backward.late_bytes)
 
 
@@ -170,11 +165,7 @@ def _end_passes(sizes: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasse
     ledger = Ledger(never=sizes.never)
     ledger.make("input", hidden)
     start = ledger.now
-    lse = loss_forward(ledger, sizes, ends)
-    loss = Pass(start, ledger.peak)
-    start = ledger.now
-    ledger.restart()
-    of_head = loss_backward(ledger, sizes, ends, lse)
+    of_head = loss_backward(ledger, sizes, ends)
     backward = Pass(start, ledger.peak, ledger.tail, ledger.now)
     of_head_bytes = of_head.num_bytes if of_head and head_waits else 0
 
@@ -188,13 +179,11 @@ def _end_passes(sizes: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasse
     return EndPasses(
         rope,
         embedding,
-        loss,
         backward,
         embedding_pass(is_held=False),
         embedding_pass(is_held=True),
         table,
         of_head_bytes,
-        {lse.name: lse.num_bytes},
     )
 
 

@@ -59,10 +59,9 @@ def _symbolic(course: Course) -> tuple[list[LayerPasses], EndPasses, Gradients]:
         module = Reduced(symbol(), 0, symbol())  # NCCL asks torch's allocator for nothing
         return module if is_trained else None
 
-    hidden, rope_bytes, loss_kept, of_head = symbol(), symbol(), symbol(), symbol()
-    rope, embedding, loss, embedding_backward, held_backward, loss_backward = *(run() for _ in range(5)), run(late=True)
-    backwards = loss_backward, embedding_backward, held_backward
-    ends = EndPasses(rope, embedding, loss, *backwards, rope_bytes, of_head, {"": loss_kept})
+    hidden, rope_bytes, of_head = symbol(), symbol(), symbol()
+    rope, embedding, embedding_backward, held_backward, loss_backward = *(run() for _ in range(4)), run(late=True)
+    ends = EndPasses(rope, embedding, loss_backward, embedding_backward, held_backward, rope_bytes, of_head)
     norm, sent = symbol(), symbol()
     *of_kinds, embedding_trained, head_trained = course.trained
     of_ends = reduced(embedding_trained), reduced(head_trained)

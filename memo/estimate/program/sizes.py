@@ -34,7 +34,7 @@ class LayerSizes(NamedTuple):
         narrow, wide: bytes of an element of the model, and of sums and statistics.
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         ffn: width of the activation, over all experts of a token.
-        activation_terms: number of further values of this width that the kernels of the activation make.
+        activation_terms: number of further values of this width that backward of the activation needs.
         qk_norm, qk_across: whether each head of q and k is normed, or all heads of each together.
         v_norm: whether each head of v is normed.
         keys_as_values: whether keys before norm and RoPE are the values, which no matrix makes.
@@ -184,7 +184,7 @@ def layer_sizes(config: RunConfig, threads: int, tiles: int | None = None) -> La
         top_k=model.moe_router_topk if model.num_experts else 1,
         matrices=matrices,
         gated=model.gated,
-        activation_terms={"swiglu": 1, "swiglu_clamped": 4, "geglu_tanh": 1}.get(model.activation, 0),
+        activation_terms={"swiglu": 1, "swiglu_clamped": 3, "geglu_tanh": 1}.get(model.activation, 0),
         rms=model.normalization == "RMSNorm",
         norms_from_zero=model.apply_layernorm_1p,
         qk_norm=model.qk_layernorm and not model.custom_layer,

@@ -24,8 +24,7 @@ class _Flight:
     entered: Block | None
     rope: Block | None
     layers: list[tuple[int, list[Block]]]  # (number of layers, kept blocks) of each group, first layer first
-    hidden: Block | None = None  # before the loss; its backward overwrites them
-    loss: Block | None = None
+    hidden: Block | None = None  # before the loss, whose backward overwrites them
 
 
 class Step:
@@ -115,7 +114,7 @@ class Step:
         for index, count in enumerate(groups):
             grads.append(hidden[index])
             if count == 1:
-                self._loss_backward(self._loss())
+                self._loss_backward()
             self._reduce(self.layers + 1, index == len(groups) - 1, self.ends.loss_backward)
         for owner in reversed(owners):
             self._gathers.begin(owner)
@@ -196,7 +195,7 @@ class Step:
             x = output
         self._flights[action.microbatch, action.chunk] = flight
         if self._virtual(action) == self.course.pp * self.course.vpp - 1:
-            flight.hidden, flight.loss = x, self._loss()
+            flight.hidden = x
         else:
             self._send(action, x)  # backward needs the autograd node of x, not its tensor
 
@@ -207,8 +206,8 @@ class Step:
         self._name("gradient of entered", None)
         self._drop(flight.entered)
         grad, of_head = received, None
-        if flight.loss is not None:
-            grad, of_head = flight.hidden, self._loss_backward(flight.loss)
+        if flight.hidden is not None:
+            grad, of_head = flight.hidden, self._loss_backward()
         owner = action.chunk * (self.layers + 2) + self.layers + 1
         self._reduce(owner, is_last_microbatch, self.ends.loss_backward)
         for count, blocks in reversed(flight.layers):
@@ -241,16 +240,9 @@ class Step:
         self._play(self.ends.embedding, "embedding forward")
         return self.ledger.make("input", self.passes.hidden_bytes)
 
-    def _loss(self) -> Block:
-        """Return the tensors that the loss keeps besides the hidden states."""
-        self._play(self.ends.loss, "loss forward")
-        kept = self.ends.loss_kept  # a lambda with self would form a cycle through the ledger, and delay its freeing
-        return self.ledger.make_all(sum(kept.values()), lambda: kept)
-
-    def _loss_backward(self, kept: Block) -> Block | None:
+    def _loss_backward(self) -> Block | None:
         """Return the head's gradient if a tied embedding adds its gradient to it, else None."""
         self._play(self.ends.loss_backward, "loss backward")
-        self.ledger.free(kept)
         return self.ledger.make("head gradient", self.ends.of_head_bytes) if self.ends.of_head_bytes else None
 
     def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:

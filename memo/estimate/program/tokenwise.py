@@ -156,10 +156,9 @@ def heads_backward(ledger: Ledger, sizes: LayerSizes, heads: Heads) -> Block:
 
 
 def rope_in_place(ledger: Ledger, sizes: LayerSizes) -> None:
-    """Rotate q and then k, or their gradients, in place; the new low half and one product live at the same time."""
+    """Rotate q and then k, or their gradients, in place."""
     for heads in (sizes.heads, sizes.kv_heads):
-        half = sizes.tokens * heads * sizes.rotary_dim * sizes.narrow // 2
-        ledger.scratch(("rope half", half), ("rope term", half))
+        ledger.scratch(("new low half", sizes.tokens * heads * sizes.rotary_dim * sizes.narrow // 2))
 
 
 def activation_forward(
@@ -169,7 +168,9 @@ def activation_forward(
 
     `is_weighted`: whether a token's score or routing weight multiplies the activation."""
     num_bytes = sizes.tokens * sizes.ffn * sizes.narrow
-    kept = tuple(ledger.make("activation term", num_bytes) for _ in range(sizes.activation_terms))
+    # Without a graph, the first term becomes the activation.
+    count = sizes.activation_terms if graph else sizes.activation_terms - 1
+    kept = tuple(ledger.make("activation term", num_bytes) for _ in range(count))
     active = ledger.make("activation", num_bytes)
     if not graph:
         ledger.free(*kept)
@@ -182,24 +183,13 @@ def activation_forward(
 
 
 def activation_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Block, ...], grad: Block | None = None) -> Block:
-    """Return the gradient of fc1's output. `grad`: the gradient of the activation if autograd made and frees it.
-
-    For a gated activation the gradients of its two factors come first, then the gradients of the terms of one factor;
-    last, the gradients of gate and up are put side by side."""
-    num_bytes = sizes.tokens * sizes.ffn * sizes.narrow
-    if not sizes.gated:
-        made = ledger.make("fc1 gradient", num_bytes)
-        ledger.free(grad)
-        return made
-    grad_up, grad_gated = (ledger.make("activation term", num_bytes) for _ in range(2))
-    ledger.free(grad, *kept[:2])
-    of_terms = [ledger.make("activation term", num_bytes) for _ in kept[2:]]
-    ledger.free(*kept[2:])
-    grad_gate = ledger.make("activation term", num_bytes)
-    ledger.free(grad_gated, *of_terms)
-    grad_inner = ledger.make("fc1 gradient", 2 * num_bytes)
-    ledger.free(grad_gate, grad_up)
-    return grad_inner
+    """Return the gradient of fc1's output. `grad`: the gradient of the activation if autograd made and frees it."""
+    elements = sizes.tokens * sizes.ffn
+    made = ledger.make("fc1 gradient", (2 if sizes.gated else 1) * elements * sizes.narrow)
+    if sizes.activation_terms > 1:  # where a clamp lets no gradient pass
+        ledger.scratch(("absolute values", elements * sizes.narrow), ("mask", elements))
+    ledger.free(grad, *kept)
+    return made
 
 
 def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, saved: tuple[Block, ...]) -> Block:
