@@ -41,9 +41,13 @@ class SwapSpan:
 
         The number of a section follows the number of its layer.
         """
+        return f"{self.step.op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, self.place))}"
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Microbatch and layer, and the section if there is one."""
         op = self.step.op
-        place = (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
-        return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, place))}"
+        return (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
 
 
 @dataclass(frozen=True)

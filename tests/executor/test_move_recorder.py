@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from layouts import make, one_step_backward, tiny
+from swap_drawing import draw_swaps
 from sweep_timeline import SweepTimes, simulate_sweep
 
 from memo.executor.runtime import SweepRuntime
@@ -45,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_copies_what_its_plans_say_in_their_order(name: str) -> None:
+def test_a_run_copies_what_its_plans_say_in_their_order(tmp_path: Path, name: str) -> None:
     overrides, kinds = CASES[name]
     backend = "threads" if name == "hidden states" else "virtual"
     ran, planned, runtime = swept_step(**overrides, offload_backend=backend)
@@ -56,6 +57,8 @@ def test_a_run_copies_what_its_plans_say_in_their_order(name: str) -> None:
     assert all(span.num_bytes > 0 for span in copies)
     assert len(tenancies(ran)) == len(tenancies(planned)) > 0
     assert not any(swapper.listeners for swapper, _ in runtime._swappers())  # nobody is told any more
+    draw_swaps(ran, tmp_path / "moves.svg", name)
+    assert "<svg" in (tmp_path / "moves.svg").read_text()
 
 
 def test_what_is_on_a_disk_is_written_and_read_with_its_name(tmp_path: Path) -> None:
