@@ -39,7 +39,7 @@ def test_the_context_is_what_is_in_use_beside_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORESEEN)
 def test_steps_take_what_is_foreseen(name: str) -> None:
-    """Within 3 %, or 5 % where the host bounds the step: the measured program started more kernels a layer than today's.
+    """Within 3 %, or 5 % where the host bounds the step: the measured program started more kernels a layer.
     The one with gated delta nets chose what these take. Experts are faster than those of prime-rl, which chose the rate
     of their products, within what time_errors says of these."""
     row = FORESEEN[name]
