@@ -17,6 +17,9 @@ FIRST_LOSS, BFLOAT16_STEP = 1e-5, 2.0**-8
 FIRST_LOSS_OF_SQUARES = 1e-4
 """The same by torch's operations: on a GPU the factors of its products are in bf16, on a CPU in fp32. On a CPU alone
 two cuts into tiles are 4e-5 apart."""
+ROUTING_FLIPS = 2.0**-6
+"""The same of all numbers where a router in bf16 chooses other experts after a step. For Gemma 4 the norms of gradients
+on a CPU alone are 0.7 % apart between its sets of instructions (ATEN_CPU_CAPABILITY)."""
 
 
 @functools.cache
@@ -36,7 +39,8 @@ def test_numbers_are_the_cpus(gpu: EmulatedGpu, name: str) -> None:
     assert found.steps == eager(first_name(name)).steps
     by_squares = FLOWS[name].options.get("attention_backend") == "torch"
     assert found.steps[0] == pytest.approx(expected.steps[0], rel=FIRST_LOSS_OF_SQUARES if by_squares else FIRST_LOSS)
-    assert found.steps == pytest.approx(expected.steps, rel=BFLOAT16_STEP)
+    flips = FLOWS[name].options.get("model") == "gemma-4-moe-tiny"
+    assert found.steps == pytest.approx(expected.steps, rel=ROUTING_FLIPS if flips else BFLOAT16_STEP)
     assert found.more == pytest.approx(expected.more, rel=BFLOAT16_STEP)
 
 
